@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 with atheris.instrument_imports(include=["nantrap"]):
     from nantrap.checkpoints.audit import auditing
     from nantrap.checkpoints.audit.contents import UnreadableError
-    from nantrap.checkpoints.audit.pickle_objects import PickleError
-    from nantrap.checkpoints.audit.pickles import read_pickle
+    from nantrap.checkpoints.audit.files import BytesSource
+    from nantrap.checkpoints.audit.pickles import PickleError, read_pickle
     from nantrap.checkpoints.audit.readers import read_contents
-    from nantrap.checkpoints.audit.source import BytesSource
     from nantrap.checkpoints.audit.trust import judge
     from nantrap.checkpoints.store.config_rate import configured_rate
     from nantrap.errors import NantrapError

@@ -18,7 +18,7 @@ from nantrap.incident.wording import counted, escaped
 
 if TYPE_CHECKING:
     from nantrap.checkpoints import AuditReport, CheckpointAudit, Move, Problem
-    from nantrap.checkpoints.audit.ranks import Ranks
+    from nantrap.checkpoints.audit.auditing import AuditTeam
     from nantrap.checkpoints.audit.showing import Shown
 
 _SHOWN = 5
@@ -92,7 +92,7 @@ class AuditCommand:
         """Audit and print; 0 if every checkpoint is healthy, 1 if one is not, 2 for an error."""
         with _lean_imports():
             import nantrap.checkpoints.audit.auditing  # noqa: F401 - all that every audit needs
-            from nantrap.checkpoints.audit.ranks import ranks_of_environment
+            from nantrap.checkpoints.audit.auditing import ranks_of_environment
 
         printer = _Printer(sys.stderr)
         with ranks_of_environment() as ranks:
@@ -107,7 +107,7 @@ class AuditCommand:
                     printer.line((_RED, "error"), f": {escaped(str(error), most=1000)}")
                 return 2
 
-    def _audit(self, arguments: argparse.Namespace, ranks: Ranks, printer: _Printer) -> int:
+    def _audit(self, arguments: argparse.Namespace, ranks: AuditTeam, printer: _Printer) -> int:
         """Audit the paths and print what was found on rank 0; gives the exit code."""
         from nantrap.checkpoints.audit.auditing import Progress as ReadingProgress
         from nantrap.checkpoints.audit.auditing import audit

@@ -48,8 +48,8 @@ def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:
         UsageError: The file cannot be read, or holds no weights.
     """
     from nantrap.checkpoints.audit.contents import UnreadableError
+    from nantrap.checkpoints.audit.files import LocalSource
     from nantrap.checkpoints.audit.readers import read_contents
-    from nantrap.checkpoints.audit.source import LocalSource
 
     counts = dict.fromkeys(rates, 0)
     total = 0

@@ -13,7 +13,7 @@ import pytest
 from checkpoints.audit.test_differential import left_by
 from nantrap.checkpoints.audit import audit
 from nantrap.checkpoints.audit.class_sources import effect_of, is_enum
-from nantrap.checkpoints.audit.pickle_objects import Name
+from nantrap.checkpoints.audit.pickles import Name
 from nantrap.cli import main
 
 HOOKS = ("__new__", "__del__", "__init__", "__setstate__", "__getattr__")

@@ -20,8 +20,8 @@ from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 from nantrap.checkpoints.audit import class_sources
+from nantrap.checkpoints.audit.files import BytesSource
 from nantrap.checkpoints.audit.readers import read_contents
-from nantrap.checkpoints.audit.source import BytesSource
 from nantrap.checkpoints.audit.trust import Imports
 
 FIXTURES = Path(__file__).parent / "fixtures"

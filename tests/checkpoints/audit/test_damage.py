@@ -23,8 +23,8 @@ from safetensors.torch import save
 
 from checkpoints.audit.states import training_state
 from nantrap.checkpoints.audit import Progress, audit
+from nantrap.checkpoints.audit.files import LocalSource
 from nantrap.checkpoints.audit.readers import torch_zip
-from nantrap.checkpoints.audit.source import LocalSource
 
 
 @pytest.fixture(scope="module")

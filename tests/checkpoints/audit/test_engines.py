@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from nantrap.checkpoints.audit import audit
-from nantrap.checkpoints.audit.ranks import Ranks
+from nantrap.checkpoints.audit.auditing import AuditTeam
 from nantrap.engines import Threads, engine_named
 from nantrap.errors import UsageError
 
@@ -54,7 +54,7 @@ def test_the_order_in_which_files_are_read_changes_nothing(folder: Path) -> None
 
 def test_ranks_and_an_engine_do_not_go_together(folder: Path) -> None:
     with pytest.raises(UsageError, match="several ranks share the files already"):
-        audit(folder, engine=Threads(1), ranks=Ranks(0, 2))
+        audit(folder, engine=Threads(1), ranks=AuditTeam(0, 2))
 
 
 @pytest.mark.slow

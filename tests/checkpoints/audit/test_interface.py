@@ -14,8 +14,8 @@ import nantrap.checkpoints
 from nantrap.checkpoints.audit import audit, auditing, readers
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.dtypes import DTYPES
+from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.readers import Reader
-from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.verdict import HELP, TITLES
 
 
@@ -68,7 +68,7 @@ def recognise(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read(source: Source) -> Contents:
+def read(source: ByteSource) -> Contents:
     (count,) = struct.unpack("<I", source.read(4, 4))
     if 8 + 4 * count > source.size:
         raise UnreadableError("NT909", f"{count:,} values are announced, and the file is too short for them")

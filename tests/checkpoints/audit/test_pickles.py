@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nantrap.checkpoints.audit.pickle_objects import Call, Name, PickleError
-from nantrap.checkpoints.audit.pickles import OPCODES, read_pickle
+from nantrap.checkpoints.audit.pickles import OPCODES, Name, PickleCall, PickleError, read_pickle
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -55,7 +54,7 @@ def test_a_payload_is_named_and_not_run(tmp_path: Path, protocol: int) -> None:
     read = read_pickle(raw)
     assert isinstance(read.value, list)
     call = read.value[0]
-    assert isinstance(call, Call)
+    assert isinstance(call, PickleCall)
     assert call.function == Name(os.system.__module__, "system")
     assert call.arguments == (f"touch '{witness}'",)
     assert not witness.exists()
@@ -81,7 +80,7 @@ def test_every_way_to_call_is_only_recorded(tmp_path: Path) -> None:
         read = read_pickle(way)
         assert read.names == (Name("os", "system"),)
         assert [call.function for call in read.calls] == [Name("os", "system")]
-        assert isinstance(read.value, Call)
+        assert isinstance(read.value, PickleCall)
     assert not witness.exists()
 
 
@@ -91,7 +90,7 @@ def test_subprocess_is_named() -> None:
 
 def test_state_given_to_an_object_is_kept_and_not_set() -> None:
     read = read_pickle(pickle.dumps(io.StringIO("text")))
-    assert isinstance(read.value, Call)
+    assert isinstance(read.value, PickleCall)
     assert read.value.state is not None
 
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nantrap.checkpoints.audit.ranks import Ranks
+from nantrap.checkpoints.audit.auditing import AuditTeam
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 5))
 def test_every_file_is_read_by_exactly_one_rank(weights: list[int], size: int) -> None:
-    shares = [Ranks(rank, size).share(weights) for rank in range(size)]
+    shares = [AuditTeam(rank, size).share(weights) for rank in range(size)]
     assert sorted(position for share in shares for position in share) == list(range(len(weights)))
     if weights:
         loads = [sum(weights[position] + 1 for position in share) for share in shares]
@@ -29,7 +29,7 @@ def test_every_file_is_read_by_exactly_one_rank(weights: list[int], size: int) -
 SCRIPT = """if True:
     import json, sys
     from nantrap.checkpoints.audit import Progress, audit
-    from nantrap.checkpoints.audit.ranks import ranks_of_environment
+    from nantrap.checkpoints.audit.auditing import ranks_of_environment
     read = []
     with ranks_of_environment() as ranks:
         try:

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.files import BytesSource, LocalSource
 from nantrap.checkpoints.audit.readers import read_contents
-from nantrap.checkpoints.audit.source import BytesSource, LocalSource
 
 FORMATS = ["torch", "torch-legacy", "pickle"]
 

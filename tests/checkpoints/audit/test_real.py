@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nantrap.checkpoints.audit import CheckpointAudit, audit
+from nantrap.checkpoints.audit.files import LocalSource
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.scan import scan
-from nantrap.checkpoints.audit.source import LocalSource
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LIGHTNING = "lightning/epoch=1-step=4.ckpt"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
-from nantrap.checkpoints.audit.counters import hints_of
 from nantrap.checkpoints.audit.dcp import read_items
-from nantrap.checkpoints.audit.facts import facts_of
-from nantrap.checkpoints.audit.filesystem import filesystem_of
+from nantrap.checkpoints.audit.facts import default_role, facts_of, role_of_path
+from nantrap.checkpoints.audit.families import family_of, hints_of, in_order_of_time, newest_healthy
+from nantrap.checkpoints.audit.files import ByteSource, filesystem_of
 from nantrap.checkpoints.audit.judge import SQUARES, judge_dtypes, judge_numbers, judge_plain_numbers, judge_tensor
-from nantrap.checkpoints.audit.last_good import family_of, in_order_of_time, newest_healthy
 from nantrap.checkpoints.audit.layouts import Checkpoint, Unit, find_checkpoints, misplaced
-from nantrap.checkpoints.audit.manifest import check_hash
-from nantrap.checkpoints.audit.ranks import Ranks
 from nantrap.checkpoints.audit.readers import read_contents
-from nantrap.checkpoints.audit.readers.nantrap_file import check_seal
-from nantrap.checkpoints.audit.roles import default_role, role_of_path
+from nantrap.checkpoints.audit.readers.nantrap_file import check_hash, check_seal
 from nantrap.checkpoints.audit.scan import OnBytes, scan
-from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.trust import problems_of_imports
 from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
 from nantrap.errors import UsageError
@@ -30,6 +26,7 @@ from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
     from nantrap.engines import Engine
+
 
 MANY = 8
 """A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
@@ -66,7 +63,7 @@ def audit(
     verify: bool = True,
     read_all: bool | None = None,
     workers: int | None = None,
-    ranks: Ranks | None = None,
+    ranks: AuditTeam | None = None,
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
@@ -93,7 +90,7 @@ def audit(
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
-    team, listener = ranks or Ranks(), progress or Progress()
+    team, listener = ranks or AuditTeam(), progress or Progress()
     if engine is not None and team.size > 1:
         raise UsageError("several ranks share the files already; leave out --engine, or start it without torchrun")
     checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
@@ -119,7 +116,7 @@ def audit(
     )
 
 
-def _found_by_rank_0(paths: list[str], team: Ranks) -> list[Checkpoint]:
+def _found_by_rank_0(paths: list[str], team: AuditTeam) -> list[Checkpoint]:
     """All ranks work on the list of rank 0, and fail together if it cannot be made."""
     found: list[Checkpoint] | UsageError = []
     if team.rank == 0:
@@ -154,7 +151,7 @@ class _Reader:
     """Reads checkpoints, together with the other ranks, and keeps what it found by path."""
 
     def __init__(
-        self, *, verify: bool, workers: int | None, team: Ranks, progress: Progress, engine: Engine | None
+        self, *, verify: bool, workers: int | None, team: AuditTeam, progress: Progress, engine: Engine | None
     ) -> None:
         self.verify = verify
         self.workers = workers
@@ -231,7 +228,7 @@ def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBy
     return result._replace(problems=tuple(problems))
 
 
-def _with_hint(problem: Problem, source: Source) -> Problem:
+def _with_hint(problem: Problem, source: ByteSource) -> Problem:
     if not source.changed():
         return problem
     return replace(problem, message=f"{problem.message} (the file changed while it was read)")
@@ -309,3 +306,68 @@ def _combine(checkpoint: Checkpoint, parts: Sequence[_FileAudit]) -> CheckpointA
         files=tuple(part.name for part in parts),
         holds_model=any(part.holds_model for part in parts),
     )
+
+
+# ---- several processes: the files are shared among the ranks that `torchrun` started
+
+
+Result = TypeVar("Result")
+
+
+class AuditTeam(NamedTuple):
+    """This process among the ranks. Alone: rank 0 of 1, and nothing is sent."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, weights: Sequence[int]) -> list[int]:
+        """The positions that are this rank's work: the largest first, each to the rank with the least work."""
+        loads = [0] * self.size
+        mine = []
+        for position in sorted(range(len(weights)), key=lambda position: (-weights[position], position)):
+            least = loads.index(min(loads))
+            loads[least] += weights[position] + 1
+            if least == self.rank:
+                mine.append(position)
+        return sorted(mine)
+
+    def gather(self, mine: dict[int, Result]) -> dict[int, Result]:
+        """The results of all ranks, on every rank."""
+        if self.size == 1:
+            return mine
+        import torch.distributed as dist
+
+        gathered: list[dict[int, Result] | None] = [None] * self.size
+        dist.all_gather_object(gathered, mine)
+        return {position: result for part in gathered if part for position, result in part.items()}
+
+    def agree(self, value: Result) -> Result:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+@contextmanager
+def ranks_of_environment() -> Iterator[AuditTeam]:
+    """The ranks `torchrun` started, joined over gloo for as long as the block lasts; alone if there are none."""
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if size == 1 or "RANK" not in os.environ:
+        yield AuditTeam()
+        return
+    import torch.distributed as dist
+
+    mine = not dist.is_initialized()
+    if mine:
+        dist.init_process_group("gloo")
+    try:
+        yield AuditTeam(dist.get_rank(), dist.get_world_size())
+        if mine:
+            dist.barrier()  # gloo can wait for a rank that has left already
+    finally:
+        if mine:
+            dist.destroy_process_group()

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.known_names import CLASSES, GADGETS, SYSTEM_CALLS, SYSTEM_MODULES
-from nantrap.checkpoints.audit.pickle_objects import Name
+from nantrap.checkpoints.audit.pickles import Name
 
 # ---- Names in the source of a class: what makes classes, what changes nothing outside an object, and what reaches the
 # system. The names in the code that loading a checkpoint would run are compared with these tables.

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from nantrap.checkpoints.audit.dtypes import DType
-from nantrap.checkpoints.audit.source import Source
+from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.trust import NOTHING, Imports
 from nantrap.checkpoints.audit.verdict import Problem
 
@@ -74,7 +74,7 @@ class Extent(NamedTuple):
     `is_sealed`: their CRC-32 is needed for a checksum over several extents.
     """
 
-    source: Source
+    source: ByteSource
     offset: int
     size: int
     label: str

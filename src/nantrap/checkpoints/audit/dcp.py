@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
-from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
-from nantrap.checkpoints.audit.pickle_objects import Call, PickleError, TooLargeError
-from nantrap.checkpoints.audit.pickles import read_pickle
+from nantrap.checkpoints.audit.files import ByteSource, FileEntry, FileSystem, SliceSource
+from nantrap.checkpoints.audit.pickles import PickleCall, PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers import read_contents
-from nantrap.checkpoints.audit.source import SliceSource, Source
 from nantrap.checkpoints.audit.trust import NOTHING, judge, problems_of_imports
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
@@ -30,7 +28,7 @@ class Item(NamedTuple):
     transforms: tuple[str, ...] = ()
 
 
-def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], list[Problem]]:
+def plan_of(files: FileSystem, metadata: FileEntry) -> tuple[dict[str, list[Item]], list[Problem]]:
     """The items by file, from `.metadata`, and what is wrong with the plan itself."""
     try:
         with files.open(metadata.path) as source:
@@ -51,14 +49,14 @@ def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], 
 
 def _items(value: object) -> dict[str, list[Item]]:
     """Which bytes of which file hold what, by the metadata of a distributed checkpoint; raises if it is incomplete."""
-    state = value.state if isinstance(value, Call) else None
+    state = value.state if isinstance(value, PickleCall) else None
     entries = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(entries, dict):
         raise PickleError("it holds no storage_data")
     plan: dict[str, list[Item]] = {}
     for key, info in entries.items():
-        place = info.state if isinstance(info, Call) else None
-        label = key.state if isinstance(key, Call) else None
+        place = info.state if isinstance(info, PickleCall) else None
+        label = key.state if isinstance(key, PickleCall) else None
         if not (isinstance(place, dict) and isinstance(label, dict)):
             raise PickleError("an entry of storage_data has no place")
         name, offset, length = place.get("relative_path"), place.get("offset"), place.get("length")
@@ -80,7 +78,7 @@ def _label(index: dict[object, object]) -> str:
     return f"{index.get('fqn')}@{list(sizes)}" if any(sizes) else str(index.get("fqn"))
 
 
-def read_items(source: Source, items: Sequence[Item]) -> Contents:
+def read_items(source: ByteSource, items: Sequence[Item]) -> Contents:
     """All items of one `.distcp` file as one."""
     extents: list[Extent] = []
     imports = NOTHING

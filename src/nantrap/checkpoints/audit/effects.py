@@ -23,8 +23,7 @@ from nantrap.checkpoints.audit.known_names import (
     RUNS,
     VALUES,
 )  # fmt: skip
-from nantrap.checkpoints.audit.pickle_objects import Call, Name
-from nantrap.checkpoints.audit.pickles import GETATTR
+from nantrap.checkpoints.audit.pickles import GETATTR, Name, PickleCall
 
 _REBUILD: Final = frozenset(name for name in FUNCTIONS if name.module == "torch._utils")
 _NUMPY_CORE = ("numpy.core", "numpy._core")
@@ -40,17 +39,17 @@ def _is_class(value: object) -> bool:
     return _is_type(value) or (isinstance(value, Name) and judge_name(value) == "named" and _looks_like_a_class(value))
 
 
-def _are_plain(call: Call, *, types: bool = False) -> bool:
+def _are_plain(call: PickleCall, *, types: bool = False) -> bool:
     """Whether no argument is a function, or what an unpickler would make into one."""
     for argument in call.arguments:
         if isinstance(argument, Name) and not (types and _is_type(argument)):
             return False
-        if isinstance(argument, Call) and _makes_a_function(argument):
+        if isinstance(argument, PickleCall) and _makes_a_function(argument):
             return False
     return True
 
 
-def _makes_a_function(call: Call) -> bool:
+def _makes_a_function(call: PickleCall) -> bool:
     return call.is_call_of("builtins.getattr", "functools.partial", "operator.attrgetter", "operator.methodcaller")
 
 
@@ -74,7 +73,7 @@ _UNKNOWN: Final = CallEffect("run", "is called, and it is not known what it is")
 # ---- calls that need a closer check: each returns whether the arguments are those that a pickler writes
 
 
-def _reconstructs(call: Call) -> CallEffect:
+def _reconstructs(call: PickleCall) -> CallEffect:
     """`copyreg._reconstructor(cls, base, state)`: how protocols 0 and 1 make an instance."""
     if len(call.arguments) != 3 or not isinstance(call.arguments[0], Name):
         return _WRONG
@@ -84,31 +83,31 @@ def _reconstructs(call: Call) -> CallEffect:
     return judge_call(_as_new(call, call.arguments[0], call.arguments[2:]))[1]
 
 
-def _makes_new(call: Call) -> CallEffect:
+def _makes_new(call: PickleCall) -> CallEffect:
     """`copyreg.__newobj__(cls, *args)`."""
     if not call.arguments or not isinstance(call.arguments[0], Name):
         return _WRONG
     return judge_call(_as_new(call, call.arguments[0], call.arguments[1:]))[1]
 
 
-def _as_new(call: Call, made: object, arguments: tuple[object, ...]) -> Call:
+def _as_new(call: PickleCall, made: object, arguments: tuple[object, ...]) -> PickleCall:
     """The call as NEWOBJ would write it, with what is put into the result."""
-    new = Call(made, arguments, "new")
+    new = PickleCall(made, arguments, "new")
     new.state, new.is_filled, new.items, new.pairs = call.state, call.is_filled, call.items, call.pairs
     return new
 
 
-def _rebuilds_from_type(call: Call) -> CallEffect:
+def _rebuilds_from_type(call: PickleCall) -> CallEffect:
     """`torch._tensor._rebuild_from_type_v2(function, type, arguments, state)` calls the function."""
     given = call.arguments
     made = given[1] if len(given) == 4 else None
     if isinstance(made, Name) and given[0] in _REBUILD and _is_class(made) and isinstance(given[2], tuple):
-        inner = judge_call(Call(given[0], given[2]))[1]
+        inner = judge_call(PickleCall(given[0], given[2]))[1]
         return inner if inner.kind != "data" or _is_type(made) else _judge_class(_as_new(call, made, ()), made)
     return _WRONG
 
 
-def _attribute(call: Call) -> CallEffect:
+def _attribute(call: PickleCall) -> CallEffect:
     """`getattr(object, "method")`: a bound method. Of a class, it was made into a dotted name already."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[1], str) and re.fullmatch(r"(?!__)\w+", given[1]) is not None
@@ -116,24 +115,24 @@ def _attribute(call: Call) -> CallEffect:
 
 
 def _is_function_call(value: object) -> bool:
-    return isinstance(value, Call) and _makes_a_function(value)
+    return isinstance(value, PickleCall) and _makes_a_function(value)
 
 
-def _type_of(call: Call) -> CallEffect:
+def _type_of(call: PickleCall) -> CallEffect:
     """`type(None)`; with three arguments it makes a class, with the methods that the pickle gives."""
     given = call.arguments
     fits = len(given) == 1 and (given[0] is None or given[0] in (Name("builtins", "Ellipsis"), _NOT_IMPLEMENTED))
     return _DATA if fits else _WRONG
 
 
-def _subscript(call: Call) -> CallEffect:
+def _subscript(call: PickleCall) -> CallEffect:
     """`operator.getitem(typing.Union, (int, str))`."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], Name) and given[0].module == "typing" and given[0] in VALUES
     return _DATA if fits and _are_types(given[1]) else _WRONG
 
 
-def _generic(call: Call) -> CallEffect:
+def _generic(call: PickleCall) -> CallEffect:
     """`types.GenericAlias(list, (int,))`, and `functools.reduce(operator.or_, (int, str))` for `int | str`."""
     given = call.arguments
     first = given[0] if given else None
@@ -147,31 +146,31 @@ def _are_types(value: object, depth: int = 8) -> bool:
     return not isinstance(value, Name) or _is_class(value)
 
 
-def _partial(call: Call) -> CallEffect:
+def _partial(call: PickleCall) -> CallEffect:
     """`functools.partial(function)` keeps the function and calls nothing."""
     return _DATA if call.arguments else _WRONG
 
 
-def _array(call: Call) -> CallEffect:
+def _array(call: PickleCall) -> CallEffect:
     """`numpy._core.multiarray._reconstruct(numpy.ndarray, (0,), b"b")`."""
     first = call.arguments[0] if call.arguments else None
     return _DATA if isinstance(first, Name) and first in _ARRAYS else _WRONG
 
 
-def _python_array(call: Call) -> CallEffect:
+def _python_array(call: PickleCall) -> CallEffect:
     """`array.array("d", [1.0])`, and `array._array_reconstructor(array.array, "d", 15, b"...")`."""
     first = call.arguments[0] if call.arguments else None
     return _DATA if first == Name("array", "array") or (isinstance(first, str) and _are_plain(call)) else _WRONG
 
 
-def _ufunc(call: Call) -> CallEffect:
+def _ufunc(call: PickleCall) -> CallEffect:
     """`numpy.core._ufunc_reconstruct(module, name)` imports the module."""
     given = call.arguments
     fits = len(given) == 2 and given[0] in ("numpy", *_NUMPY_CORE) and isinstance(given[1], str)
     return _DATA if fits else _WRONG
 
 
-def _generator(call: Call) -> CallEffect:
+def _generator(call: PickleCall) -> CallEffect:
     """`numpy.random._pickle.__generator_ctor(name_or_class, constructor)` calls what it is given."""
     for argument in call.arguments:
         if isinstance(argument, Name) and not argument.module.startswith("numpy.random."):
@@ -181,39 +180,39 @@ def _generator(call: Call) -> CallEffect:
     return _DATA if not any(_is_function_call(argument) for argument in call.arguments) else _WRONG
 
 
-def _iterates(call: Call) -> CallEffect:
+def _iterates(call: PickleCall) -> CallEffect:
     """`iter([...])`; with two arguments it would call the first."""
     fits = len(call.arguments) == 1 and isinstance(call.arguments[0], (list, tuple, dict, str, bytes))
     return _DATA if fits else _WRONG
 
 
-def _encodes(call: Call) -> CallEffect:
+def _encodes(call: PickleCall) -> CallEffect:
     """`_codecs.encode(text, "latin1")`, how protocol 2 writes bytes; other codecs unpack or import."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], str) and given[1] in ("latin1", "latin-1")
     return _DATA if fits else _WRONG
 
 
-def _defaults(call: Call) -> CallEffect:
+def _defaults(call: PickleCall) -> CallEffect:
     """`collections.defaultdict(int)` keeps its factory; loading looks up no missing key."""
     return _DATA if len(call.arguments) == 1 or isinstance(call.arguments[1], (dict, list)) else _WRONG
 
 
-def _either(call: Call) -> CallEffect:
+def _either(call: PickleCall) -> CallEffect:
     """`operator.or_(Flag.A, Flag.B)`: how Python 3.11.2 writes a flag."""
     fits = all(
         isinstance(argument, int)
         or (isinstance(argument, Name) and _looks_like_a_class(argument) and "." in argument.qualname)
-        or (isinstance(argument, Call) and not _makes_a_function(argument))
+        or (isinstance(argument, PickleCall) and not _makes_a_function(argument))
         for argument in call.arguments
     )
     return _DATA if fits and len(call.arguments) == 2 else _WRONG
 
 
-def new_with_keywords(call: Call) -> Call | None:
+def new_with_keywords(call: PickleCall) -> PickleCall | None:
     """`partial(cls.__new__, cls, a=1)()` as a `new` call of the class: protocols 2 and 3 write keywords so."""
     partial = call.function
-    state = partial.state if isinstance(partial, Call) and partial.is_call_of("functools.partial") else None
+    state = partial.state if isinstance(partial, PickleCall) and partial.is_call_of("functools.partial") else None
     if call.arguments or not (
         isinstance(state, tuple) and len(state) == 4 and isinstance(state[1], tuple) and state[1]
     ):
@@ -225,14 +224,14 @@ def new_with_keywords(call: Call) -> Call | None:
     return None
 
 
-def _file_system(call: Call) -> CallEffect:
+def _file_system(call: PickleCall) -> CallEffect:
     """`fsspec.spec.make_instance(LocalFileSystem, (), {})`: in callbacks of Lightning that were pickled whole."""
     given = call.arguments
     fits = len(given) == 3 and given[0] == _LOCAL_FILES and given[1] in ((), []) and given[2] == {}
     return _DATA if fits else _WRONG
 
 
-def _index(call: Call) -> CallEffect:
+def _index(call: PickleCall) -> CallEffect:
     """`pandas.core.indexes.base._new_Index(class, values)`."""
     first = call.arguments[0] if call.arguments else None
     fits = isinstance(first, Name) and first.module.startswith("pandas.core.indexes.") and _looks_like_a_class(first)
@@ -248,7 +247,7 @@ _ARRAYS = frozenset(
     Name("numpy", kind) for kind in ("ndarray", "matrix", "recarray")
 ) | {Name("numpy.ma.core", "MaskedArray"), Name("numpy.ma", "MaskedArray"), Name("numpy.rec", "recarray")}  # fmt: skip
 
-_CLOSER: Final[Mapping[Name, Callable[[Call], CallEffect]]] = {
+_CLOSER: Final[Mapping[Name, Callable[[PickleCall], CallEffect]]] = {
     Name("copyreg", "_reconstructor"): _reconstructs,
     Name("copyreg", "__newobj__"): _makes_new,
     Name("torch._tensor", "_rebuild_from_type"): _rebuilds_from_type,
@@ -334,7 +333,7 @@ _ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment|Enum)
 """The enums among the known classes of other packages: the only ones that a pickler calls with a value."""
 
 
-def judge_call(call: Call) -> tuple[str, CallEffect]:
+def judge_call(call: PickleCall) -> tuple[str, CallEffect]:
     """The name of what is called, and how it was judged."""
     function = call.function
     if not isinstance(function, Name):
@@ -370,7 +369,7 @@ def judge_call(call: Call) -> tuple[str, CallEffect]:
     return function.full, _judge_class(call, function)
 
 
-def _judge_class(call: Call, made: Name) -> CallEffect:
+def _judge_class(call: PickleCall, made: Name) -> CallEffect:
     """An instance of an unknown class: harmless by its source, absent here, or code that runs.
 
     A constructor that is called with arguments (REDUCE) is judged more strictly than an instance that is made and
@@ -394,7 +393,7 @@ def _judge_class(call: Call, made: Name) -> CallEffect:
     return CallEffect("run" if constructs else "unclear", why)
 
 
-def _hooks_of(call: Call) -> Iterator[str]:
+def _hooks_of(call: PickleCall) -> Iterator[str]:
     """The methods of an instance that the unpickler calls, and at the end the garbage collector."""
     yield from ("__new__", "__del__")
     if call.how == "reduce":
@@ -416,9 +415,9 @@ def judge_state(target: object, state: object) -> tuple[str, str] | None:
     """What is wrong with giving this object that state. A global must not be changed, and no hook may be added."""
     if isinstance(target, Name):
         return target.full, "would be changed"
-    if _is_function_call(target) and not (isinstance(target, Call) and target.is_call_of("functools.partial")):
+    if _is_function_call(target) and not (isinstance(target, PickleCall) and target.is_call_of("functools.partial")):
         return "(the result of getattr)", "would be changed"
-    if isinstance(target, Call) and target.is_call_of("logging.getLogger", "builtins.type", "operator.getitem"):
+    if isinstance(target, PickleCall) and target.is_call_of("logging.getLogger", "builtins.type", "operator.getitem"):
         return str(getattr(target.function, "full", "")), "would be changed"
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     for part in parts:

@@ -1,13 +1,17 @@
-"""What a checkpoint stores about itself: step, epoch, learning rate, schedule, loss scale. Shown, and partly judged."""
+"""What a checkpoint stores about itself: step, epoch, learning rate, schedule, loss scale; and the role of each tensor.
+
+Facts are shown, and partly judged.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from nantrap.checkpoints.audit.pickle_objects import Call
+from nantrap.checkpoints.audit.pickles import PickleCall
 from nantrap.checkpoints.audit.readers.torch_tensors import number_of
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Role
@@ -112,7 +116,7 @@ def _mappings(tree: object) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     pending: list[tuple[tuple[str, ...], object]] = [((), tree)]
     while pending:
         path, node = pending.pop()
-        if isinstance(node, Call):
+        if isinstance(node, PickleCall):
             node = node.state if isinstance(node.state, dict) else node.pairs or {}
         if len(path) > _DEPTH or not isinstance(node, (dict, list)) or id(node) in seen:
             continue
@@ -137,3 +141,59 @@ def _whole(value: object) -> int | None:
 def _shown(value: float) -> float | str:
     """JSON has no form for a number that is not finite."""
     return value if math.isfinite(value) else str(value)
+
+
+# ---- what part of the training state a tensor belongs to, by the path under which it was saved
+
+
+_PATTERNS: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
+    ("ema", re.compile(r"(.*[_\-.])?(ema|swa|shadow)([_\-.].*)?")),
+    ("scheduler", re.compile(r".*sched.*")),
+    ("optimizer", re.compile(r"(.*[_\-])?optim.*|.*optim_states.*|param_groups")),
+    ("scaler", re.compile(r".*scaler.*|.*amp_scaling.*|amp|mixedprecision.*")),
+    ("rng", re.compile(r".*(rng|random)_?states?.*|.*_rng.*|rng.*")),
+    ("callbacks", re.compile(r"callbacks|loops|sampler.*|.*dataloader.*|hyper_?param.*|train(er|ing)_.*")),
+    ("data", re.compile(
+        r"((train|val|valid|test|eval)_)?(images?|labels?|targets?|inputs?|features?|samples?|data(set)?|datasets|x|y)|"
+        r"(x|y)_(train|val|valid|test)|(train|val|valid|test)(_?(set|split|data|images|labels))?"
+    )),
+    ("model", re.compile(
+        r"(.*[_\-])?(model|module|state_dict|net|network|weights|params)([_\-].*)?|.*model_states.*|unet|vae|encoder|"
+        r"decoder|generator|discriminator"
+    )),
+)  # fmt: skip
+
+
+def role_of_word(word: str) -> Role | None:
+    """The role of a key or a file name: `optimizer_state_dict` is `optimizer`. `None` if it is not known."""
+    lowered = word.lower()
+    return next((role for role, pattern in _PATTERNS if pattern.fullmatch(lowered)), None)
+
+
+def role_of_path(path: tuple[str, ...], *, default: Role) -> Role:
+    """The role of a tensor. The first key with a known role wins; a dotted key is a parameter's own name and ends the
+    search."""
+    for key in path:
+        if "." in key:
+            break
+        role = role_of_word(key)
+        if role is not None:
+            return role
+    return default
+
+
+def default_role(tree: object) -> Role:
+    """The role where no key has a known one: `model` for a bare state dict, `other` next to named sections and in a
+    list."""
+    if isinstance(tree, PickleCall):
+        tree = tree.state if isinstance(tree.state, dict) else tree.pairs  # a whole module, a subclass of dict
+        return "model" if tree else "other"
+    if not isinstance(tree, dict):
+        return "model" if tree is None else "other"
+    if "param_groups" in tree and "state" in tree:
+        return "optimizer"
+    sections = any(
+        isinstance(value, (dict, list)) and isinstance(key, str) and role_of_word(key) is not None
+        for key, value in tree.items()
+    )
+    return "other" if sections else "model"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from nantrap.checkpoints.audit.dtypes import DTYPES, ROOT
-from nantrap.checkpoints.audit.roles import role_of_path
+from nantrap.checkpoints.audit.facts import role_of_path
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
 from nantrap.incident.wording import escaped

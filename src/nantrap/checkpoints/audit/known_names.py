@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from nantrap.checkpoints.audit.pickle_objects import Name
+from nantrap.checkpoints.audit.pickles import Name
 
 # ---- Classes of torch that hold data: what is saved when a whole module, optimizer or distribution is pickled.
 #

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nantrap.checkpoints.audit.dcp import Item, plan_of
-from nantrap.checkpoints.audit.facts import facts_of_trainer_state
-from nantrap.checkpoints.audit.filesystem import LOG_NAME, Entry, FileSystem, filesystem_of, read_text, walk
+from nantrap.checkpoints.audit.facts import facts_of_trainer_state, role_of_word
+from nantrap.checkpoints.audit.files import LOG_NAME, FileEntry, FileSystem, filesystem_of, read_text, walk
 from nantrap.checkpoints.audit.readers import HEAD_BYTES, reader_of
-from nantrap.checkpoints.audit.roles import role_of_word
 from nantrap.checkpoints.audit.verdict import Problem, Role
 from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped
@@ -85,7 +84,7 @@ def find_checkpoints(paths: Iterable[str]) -> list[Checkpoint]:
     return _without_links_to_others(found)
 
 
-def _at(files: FileSystem, entry: Entry) -> list[Checkpoint]:
+def _at(files: FileSystem, entry: FileEntry) -> list[Checkpoint]:
     """The checkpoints at a path: the file itself, or those in the folder; raises if there is none."""
     if not entry.is_folder:
         return [_file(files, entry)]
@@ -98,7 +97,7 @@ def _at(files: FileSystem, entry: Entry) -> list[Checkpoint]:
     return found
 
 
-def _file(files: FileSystem, entry: Entry) -> Checkpoint:
+def _file(files: FileSystem, entry: FileEntry) -> Checkpoint:
     """A file the user named: whatever it is, it is reported."""
     if entry.name.endswith(".index.json"):
         folder = entry.path.removesuffix(entry.name).rstrip("/\\") or "."
@@ -112,12 +111,12 @@ def _file(files: FileSystem, entry: Entry) -> Checkpoint:
     return Checkpoint(entry.path, "unknown", (unit,), entry.modified)
 
 
-def _named_file(files: FileSystem, entry: Entry) -> list[Checkpoint]:
+def _named_file(files: FileSystem, entry: FileEntry) -> list[Checkpoint]:
     """A file a glob matched: reported if its name or its first bytes are those of a checkpoint."""
     return [_file(files, entry)] if _is_candidate(files, entry) else []
 
 
-def _in_folder(files: FileSystem, folder: Entry) -> list[Checkpoint]:
+def _in_folder(files: FileSystem, folder: FileEntry) -> list[Checkpoint]:
     """Every checkpoint below a folder, without parts of folder checkpoints and without what is in quarantine."""
     found: list[Checkpoint] = []
     taken: list[str] = []
@@ -141,7 +140,7 @@ def _in_folder(files: FileSystem, folder: Entry) -> list[Checkpoint]:
     return found
 
 
-def _own_files(whole: Checkpoint, entries: list[Entry]) -> set[str]:
+def _own_files(whole: Checkpoint, entries: list[FileEntry]) -> set[str]:
     """The files that are not checkpoints themselves: its units, those that its problems name, and items of DCP."""
     mentioned = {problem.file for problem in whole.problems}
     suffix = ".distcp" if whole.format == "dcp" else "\0"
@@ -154,7 +153,7 @@ def _closed_folder(error: OSError) -> Checkpoint:
     return Checkpoint(str(error.filename), "unknown", (), problems=(problem,))
 
 
-def _folder_checkpoint(files: FileSystem, path: str, entries: list[Entry]) -> Checkpoint | None:
+def _folder_checkpoint(files: FileSystem, path: str, entries: list[FileEntry]) -> Checkpoint | None:
     """The folder as one checkpoint, or `None` if it only contains checkpoints."""
     by_name = {entry.name: entry for entry in entries if not entry.is_folder}
     if ".metadata" in by_name:
@@ -199,7 +198,7 @@ def _folder_checkpoint(files: FileSystem, path: str, entries: list[Entry]) -> Ch
     return Checkpoint(path, kind, tuple(units), newest, tuple(problems), facts, mapping)
 
 
-def _kind(by_name: dict[str, Entry], parts: list[str], *, sharded: bool) -> str:
+def _kind(by_name: dict[str, FileEntry], parts: list[str], *, sharded: bool) -> str:
     if "trainer_state.json" in by_name or "training_args.bin" in by_name:
         return "transformers"
     if any(name.startswith("random_states_") or name.endswith("optimizer.bin") for name in parts):
@@ -208,7 +207,7 @@ def _kind(by_name: dict[str, Entry], parts: list[str], *, sharded: bool) -> str:
     return f"{suffix}-sharded" if sharded else suffix
 
 
-def _sharded(files: FileSystem, index: Entry, siblings: dict[str, Entry]) -> Checkpoint:
+def _sharded(files: FileSystem, index: FileEntry, siblings: dict[str, FileEntry]) -> Checkpoint:
     mapping, problems = index_of(files, index, siblings)
     names = sorted(set((mapping or {}).values()))
     units = tuple(_unit(siblings[name]) for name in names if name in siblings)
@@ -216,7 +215,7 @@ def _sharded(files: FileSystem, index: Entry, siblings: dict[str, Entry]) -> Che
     return Checkpoint(index.path, kind, units, index.modified, tuple(problems), index=mapping)
 
 
-def _dcp(files: FileSystem, path: str, by_name: dict[str, Entry], *, prefix: str = "") -> Checkpoint:
+def _dcp(files: FileSystem, path: str, by_name: dict[str, FileEntry], *, prefix: str = "") -> Checkpoint:
     """A distributed checkpoint: the files that its metadata names, and those that are missing."""
     metadata = by_name.get(".metadata")
     if metadata is None:
@@ -236,7 +235,7 @@ def _dcp(files: FileSystem, path: str, by_name: dict[str, Entry], *, prefix: str
     return Checkpoint(path, "dcp", tuple(units), metadata.modified, tuple(problems))
 
 
-def _deepspeed(path: str, by_name: dict[str, Entry]) -> Checkpoint:
+def _deepspeed(path: str, by_name: dict[str, FileEntry]) -> Checkpoint:
     names = sorted(name for name in by_name if _DEEPSPEED.fullmatch(name))
     units = tuple(_unit(by_name[n], role="optimizer" if "optim" in n else "model") for n in names)
     newest = max(by_name[name].modified for name in names)
@@ -249,7 +248,7 @@ def _belongs(folder: str, whole: Checkpoint) -> bool:
     )
 
 
-def _is_candidate(files: FileSystem, entry: Entry) -> bool:
+def _is_candidate(files: FileSystem, entry: FileEntry) -> bool:
     if entry.name.endswith(SUFFIXES) or entry.name.endswith(".index.json"):
         return True
     try:
@@ -259,7 +258,7 @@ def _is_candidate(files: FileSystem, entry: Entry) -> bool:
         return False
 
 
-def _unit(entry: Entry, *, name: str | None = None, role: Role | None = None, items: tuple[Item, ...] = ()) -> Unit:
+def _unit(entry: FileEntry, *, name: str | None = None, role: Role | None = None, items: tuple[Item, ...] = ()) -> Unit:
     return Unit(entry.path, name or entry.name, entry.size, role, items)
 
 
@@ -280,7 +279,7 @@ _RANKED = re.compile(r"(?P<stem>(?:.*zero_pp_rank_|mp_rank_))(?P<number>\d+)(?P<
 
 
 def index_of(
-    files: FileSystem, index: Entry, present: Mapping[str, Entry]
+    files: FileSystem, index: FileEntry, present: Mapping[str, FileEntry]
 ) -> tuple[dict[str, str] | None, list[Problem]]:
     """The map from tensor to file of a `*.index.json`, and which of the files are missing or unexpected."""
     try:

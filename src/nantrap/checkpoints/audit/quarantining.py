@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from nantrap.checkpoints.audit.filesystem import LOG_NAME, is_remote
+from nantrap.checkpoints.audit.files import LOG_NAME, is_remote
 from nantrap.checkpoints.audit.verdict import CheckpointAudit
 from nantrap.errors import UsageError
 

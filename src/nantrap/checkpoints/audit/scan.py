@@ -17,13 +17,13 @@ import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
 from nantrap.checkpoints.audit.crc32 import ROOM, Checksum, combine, crc32
-from nantrap.checkpoints.audit.jobs import GROUP_BYTES, Group, Job, Piece, jobs_of, share
-from nantrap.checkpoints.audit.tally import Placed, Rough, Tally, TensorScan, look_at_many, look_at_view
+from nantrap.checkpoints.audit.tally import Placed, Rough, TensorScan, TensorTally, look_at_many, look_at_view
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
     from nantrap.checkpoints.audit.crc32 import Bytes
+
 
 __all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
 
@@ -50,7 +50,7 @@ class _Seen:
         self.size = size
         self.crc = 0
         self.is_short = False
-        self.tallies: list[Tally] = []
+        self.tallies: list[TensorTally] = []
         self.done: list[TensorScan] = []
 
 
@@ -69,7 +69,7 @@ def scan(
         verify: also check each CRC-32 the file keeps, which needs every byte.
         workers: threads; by default one per core, at most four.
         on_bytes: called with the number of bytes read, from several threads.
-        rough: the tensors whose extremes need not be exact; see `Tally`.
+        rough: the tensors whose extremes need not be exact; see `TensorTally`.
     """
     wanted = (part for extent in extents for part in _simplified(extent) if _must_be_read(part, verify=verify))
     jobs = list(jobs_of(wanted))
@@ -187,7 +187,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
     for tensor in filter(_has_floats, extent.tensors):
         if tensor.offset < piece.end and tensor.end > piece.begin:
             spans.append((tensor, tensor.offset, tensor.end))
-    seen.tallies = [Tally(tensor, rough=rough(tensor)) for tensor, _, _ in spans]
+    seen.tallies = [TensorTally(tensor, rough=rough(tensor)) for tensor, _, _ in spans]
     checksum = Checksum(buffer, piece.size) if verify and _has_crc(extent) else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
         end = min(begin + _CHUNK_BYTES, piece.end)
@@ -208,7 +208,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
     return seen
 
 
-def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Seen]:
+def _look_at_group(group: ExtentGroup, buffer: Bytes, *, verify: bool) -> Iterator[_Seen]:
     """Read several small extents at once and count the bad values of all their tensors together."""
     source, base = group.extents[0].source, group.begin
     view = buffer[: group.size].data
@@ -251,7 +251,7 @@ def _conclude(
         names = ", ".join(escaped(tensor.name) for tensor in extent.tensors[:3])
         message = f"{escaped(extent.label)} does not match its CRC-32: bytes were changed after they were saved"
         problems.append(Problem("NT908", message, tensor=names or None))
-    tallies: dict[int, Tally] = {}
+    tallies: dict[int, TensorTally] = {}
     for seen in (tally for piece in pieces for tally in piece.tallies):
         known = tallies.setdefault(id(seen.tensor), seen)
         if known is not seen:
@@ -269,3 +269,89 @@ def _conclude(
                 return
         if result is not None:
             tensors.append(result)
+
+
+# ---- the jobs of the workers
+#
+# A large extent is cut into pieces, so that several workers share a single huge tensor. Small neighbours are joined and
+# read together: ten thousand biases must not cost ten thousand reads.
+
+
+PIECE_BYTES = 32 << 20
+GROUP_BYTES = 1 << 20
+_SMALL_BYTES = 16 << 10
+_GAP_BYTES = 4 << 10
+"""More between two extents than a header and some padding is not worth reading."""
+
+
+class Piece(NamedTuple):
+    """The bytes `begin` to `end` of an extent, read chunk by chunk."""
+
+    extent: Extent
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.end - self.begin
+
+
+class ExtentGroup(NamedTuple):
+    """Small extents of one source, in ascending order, that fit into one chunk together."""
+
+    extents: tuple[Extent, ...]
+
+    @property
+    def begin(self) -> int:
+        """Where in the source the first extent begins."""
+        return self.extents[0].offset
+
+    @property
+    def size(self) -> int:
+        """How many bytes lie from the start of the first extent to the end of the last."""
+        return self.extents[-1].offset + self.extents[-1].size - self.begin
+
+
+Job = Piece | ExtentGroup
+
+
+def jobs_of(extents: Iterable[Extent]) -> Iterator[Job]:
+    """Everything in the extents exactly once."""
+    small: list[Extent] = []
+    for extent in extents:
+        if small and not _belongs(extent, small):
+            yield ExtentGroup(tuple(small))
+            small = []
+        if extent.size <= _SMALL_BYTES:
+            small.append(extent)
+        else:
+            for begin in range(0, extent.size, PIECE_BYTES):
+                yield Piece(extent, begin, min(begin + PIECE_BYTES, extent.size))
+    if small:
+        yield ExtentGroup(tuple(small))
+
+
+def _belongs(extent: Extent, small: list[Extent]) -> bool:
+    last = small[-1]
+    return (
+        extent.size <= _SMALL_BYTES
+        and extent.source is last.source
+        and 0 <= extent.offset - (last.offset + last.size) <= _GAP_BYTES
+        and extent.offset + extent.size - small[0].offset <= GROUP_BYTES
+    )
+
+
+def share(jobs: list[Job], workers: int) -> Iterator[list[Job]]:
+    """Jobs that a worker takes together: few enough to balance the work, many enough to keep the overhead small."""
+    fair = sum(job.size for job in jobs) // (4 * workers) if workers > 1 else 1 << 62
+    batch: list[Job] = []
+    size = 0
+    for job in jobs:
+        batch.append(job)
+        size += job.size
+        if size >= min(PIECE_BYTES, fair):
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.dcp import read_items
 from nantrap.checkpoints.audit.dtypes import value_of
-from nantrap.checkpoints.audit.filesystem import filesystem_of
+from nantrap.checkpoints.audit.files import filesystem_of
 from nantrap.checkpoints.audit.layouts import find_checkpoints
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.scan import scan

@@ -38,7 +38,7 @@ class TensorScan(NamedTuple):
         return self.stats is None and self.low == self.high
 
 
-class Tally:
+class TensorTally:
     """The extremes of the finite values, the number of the others, and how many values lie before the first of them.
 
     With `rough`, most chunks of a large tensor are only filtered, in one pass: known to be finite and of ordinary size,
@@ -72,7 +72,7 @@ class Tally:
         self.neginf += found.neginf
         self._first(before + found.first)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: TensorTally) -> None:
         """Take over what another worker saw of the same tensor."""
         self._widen(other.low, other.high)
         self.is_rough |= other.is_rough
@@ -135,7 +135,7 @@ def look_at_many(buffer: Bytes, placed: Sequence[Placed]) -> list[TensorScan]:
                     results[number] = TensorScan(placed[number].tensor, seen.low, seen.high)
     for number, item in enumerate(placed):
         if number not in results:
-            tally = Tally(item.tensor)
+            tally = TensorTally(item.tensor)
             tally.look(_aligned(buffer[item.begin : item.end]), 0)
             results[number] = tally.result()
     return [results[number] for number in range(len(placed))]
@@ -169,7 +169,7 @@ def look_at_view(extent: Extent, tensor: StoredTensor) -> TensorScan | None:
     """
     axes = [(size, step) for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1 and step > 0]
     axes.sort(key=lambda axis: -axis[1])
-    total = Tally(tensor)
+    total = TensorTally(tensor)
     if math.prod(size for size, _ in axes) > 8 * tensor.span:
         axes = [(tensor.span, 1)]  # so much overlap that every element between is its own
     itemsize = tensor.dtype.itemsize
@@ -182,7 +182,7 @@ def look_at_view(extent: Extent, tensor: StoredTensor) -> TensorScan | None:
         items = np.lib.stride_tricks.as_strided(
             data, (*(size for size, _ in block), itemsize), (*(step * itemsize for _, step in block), 1)
         )
-        tally = Tally(tensor)
+        tally = TensorTally(tensor)
         tally.look(np.ascontiguousarray(items).reshape(-1), 0)
         if tally.first is not None:
             index = np.unravel_index(tally.first, tuple(size for size, _ in block))

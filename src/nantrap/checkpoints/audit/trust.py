@@ -21,7 +21,7 @@ from typing import Final
 
 from nantrap.checkpoints.audit.effects import judge_call, judge_name, judge_state, new_with_keywords
 from nantrap.checkpoints.audit.known_names import LOADER, LOADER_NAME
-from nantrap.checkpoints.audit.pickle_objects import Call, Name, Pickle
+from nantrap.checkpoints.audit.pickles import Name, Pickle, PickleCall
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
@@ -63,7 +63,7 @@ class Imports:
 NOTHING: Final = Imports({})
 
 
-def judge(pickle: Pickle, *, loads: Callable[[Call], bool] = lambda call: False) -> Imports:
+def judge(pickle: Pickle, *, loads: Callable[[PickleCall], bool] = lambda call: False) -> Imports:
     """What loading this pickle would do.
 
     Args:

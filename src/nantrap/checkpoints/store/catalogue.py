@@ -23,9 +23,8 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from nantrap._version import __version__
-from nantrap.checkpoints.audit.manifest import NAME as MANIFEST
-from nantrap.checkpoints.audit.manifest import SCHEMA
-from nantrap.checkpoints.audit.source import LocalSource
+from nantrap.checkpoints.audit.files import LocalSource
+from nantrap.checkpoints.audit.readers.nantrap_file import MANIFEST, MANIFEST_SCHEMA
 from nantrap.checkpoints.store.storefile import Packed, open_contents, read_file, write_file
 from nantrap.errors import FormatError, UsageError
 from nantrap.incident.wording import escaped
@@ -78,7 +77,7 @@ def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
         for entry in sorted(entries, key=lambda entry: entry.sequence)
         if entry.sha256
     }
-    write_atomically(folder / MANIFEST, json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n")
+    write_atomically(folder / MANIFEST, json.dumps({"schema": MANIFEST_SCHEMA, "files": files}, indent=2) + "\n")
 
 
 def write_pointer(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
@@ -120,7 +119,7 @@ def _is_foreign(document: dict[str, Any]) -> bool:
     """Whether a manifest belongs to another program: it names another schema, or none of our fields."""
     schema = document.get("schema")
     if isinstance(schema, str):
-        return schema != SCHEMA
+        return schema != MANIFEST_SCHEMA
     return bool(document) and not {"schema", "files"} & document.keys()
 
 
@@ -134,8 +133,10 @@ def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
     except (OSError, ValueError, RecursionError) as error:
         return _unreadable(path, str(error))
     if isinstance(document, dict) and _is_foreign(document):
-        raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store its own folder")
-    files = document.get("files") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
+        raise UsageError(
+            f"{path} is not a manifest of nantrap (schema {MANIFEST_SCHEMA}); give the store its own folder"
+        )
+    files = document.get("files") if isinstance(document, dict) and document.get("schema") == MANIFEST_SCHEMA else None
     if not isinstance(files, dict):
         return _unreadable(path, "it does not say which files there are")
     try:

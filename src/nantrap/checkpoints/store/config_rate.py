@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.checkpoints.audit.contents import UnreadableError
-from nantrap.checkpoints.audit.filesystem import filesystem_of
+from nantrap.checkpoints.audit.files import filesystem_of
 from nantrap.checkpoints.audit.layouts import find_checkpoints
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.verdict import AuditReport

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from nantrap._version import __version__
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.files import ByteSource, LocalSource
 from nantrap.checkpoints.audit.readers import safetensors
 from nantrap.checkpoints.audit.readers.nantrap_file import line_of
-from nantrap.checkpoints.audit.source import LocalSource, Source
 from nantrap.checkpoints.store.gate import refuse_nonfinite
 from nantrap.checkpoints.store.parts import restore
 from nantrap.errors import FormatError, UsageError
@@ -123,7 +123,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return described["about"], {name: unpack(value, tensors) for name, value in described["state"].items()}
 
 
-def open_contents(source: Source) -> tuple[Contents, str, str]:
+def open_contents(source: ByteSource) -> tuple[Contents, str, str]:
     """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is not such a file."""
     try:
         contents = safetensors.read(source)

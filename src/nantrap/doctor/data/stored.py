@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nantrap.checkpoints.audit.filesystem import filesystem_of, walk
-from nantrap.checkpoints.audit.source import Source, as_file
+from nantrap.checkpoints.audit.files import ByteSource, as_file, filesystem_of, walk
 from nantrap.doctor.data.shards import UnreadableDataError
 
 
-def open_source(path: str) -> Source:
+def open_source(path: str) -> ByteSource:
     """The bytes of a local file or of a URL that fsspec understands."""
     try:
         return filesystem_of(path).open(path)
@@ -31,7 +30,7 @@ class StoredArray:
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    source: Source
+    source: ByteSource
     offset: int
 
 
@@ -48,7 +47,7 @@ class StoredObject:
     objects: tuple[str, ...] = ()
 
 
-def read_stored(source: Source, format: str | None = None) -> StoredObject:
+def read_stored(source: ByteSource, format: str | None = None) -> StoredObject:
     """What a torch or safetensors file holds, without unpickling it.
 
     Args:
@@ -93,7 +92,7 @@ def children(node: Any) -> Iterator[tuple[str, Any]]:
             yield str(position), value
 
 
-def as_stream(source: Source) -> io.BufferedReader:
+def as_stream(source: ByteSource) -> io.BufferedReader:
     """The source as a file object, for `zipfile` and others."""
     return as_file(source)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.readers import nantrap_file, pickled, safetensors, torch_zip
-from nantrap.checkpoints.audit.source import Source
 
 HEAD_BYTES = 64
 """How many bytes of a file `recognise` gets."""
@@ -22,7 +22,7 @@ class Reader(NamedTuple):
 
     format: str
     recognise: Callable[[bytes], bool]
-    read: Callable[[Source], Contents]
+    read: Callable[[ByteSource], Contents]
 
 
 READERS: list[Reader] = [
@@ -45,7 +45,7 @@ def reader_of(head: bytes) -> Reader | None:
     return next((reader for reader in READERS if reader.recognise(head)), None)
 
 
-def read_contents(source: Source) -> Contents:
+def read_contents(source: ByteSource) -> Contents:
     """Read any known file. Raises `UnreadableError` with the problem if that is impossible."""
     if source.size == 0:
         raise UnreadableError("NT909", "the file is empty")

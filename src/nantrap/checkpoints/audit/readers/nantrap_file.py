@@ -1,15 +1,20 @@
-"""The files of a `CheckpointStore`: safetensors whose header also holds the rest of the state, and a checksum."""
+"""The files of a `CheckpointStore`: safetensors whose header also holds the rest of the state, and a checksum.
+
+The store's `manifest.json`, in the same folder, keeps a hash of each:
+{"schema": "nantrap.manifest/1", "files": {"step-000100.safetensors": {"bytes": 1234, "sha256": "…"}}}
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Mapping
+from typing import Final
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.crc32 import combine
+from nantrap.checkpoints.audit.files import ByteSource, FileSystem, as_file, read_text
 from nantrap.checkpoints.audit.readers import safetensors
-from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.errors import FormatError
 from nantrap.incident.wording import escaped
@@ -22,7 +27,7 @@ def recognise(head: bytes) -> bool:
     return safetensors.recognise(head) and head[8:].startswith(_HEAD)
 
 
-def read(source: Source) -> Contents:
+def read(source: ByteSource) -> Contents:
     """As safetensors; names become paths, so that each tensor is judged by its role, and the JSON becomes the tree."""
     from nantrap.record.structure import unpack  # takes a tenth of a second, so it is imported only for stores
 
@@ -69,3 +74,39 @@ def _path(name: str) -> tuple[str, ...]:
     """`model.blocks.0.weight` is the tensor `blocks.0.weight` of the section `model`."""
     section, _, rest = name.partition(".")
     return (section, *rest.split(".")) if section == "optimizer" else (section, rest) if rest else (section,)
+
+
+# ---- the hashes that a store keeps of its files
+
+
+MANIFEST: Final = "manifest.json"
+MANIFEST_SCHEMA: Final = "nantrap.manifest/1"
+
+
+def expected_hash(files: FileSystem, path: str) -> str | None:
+    """The SHA-256 that the manifest in the file's folder gives for it, or `None` if there is none."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    folder = path[: len(path) - len(name)] or "."
+    entry = files.stat(files.join(folder, MANIFEST))
+    if entry is None or entry.is_folder:
+        return None
+    try:
+        content = json.loads(read_text(files, entry.path))
+        if content["schema"] != MANIFEST_SCHEMA:
+            return None
+        digest = content["files"][name]["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError, OSError):
+        return None  # the manifest.json of another program
+    return digest if isinstance(digest, str) else None
+
+
+def check_hash(files: FileSystem, source: ByteSource) -> list[Problem]:
+    """One problem if the file is not the one that was hashed."""
+    expected = expected_hash(files, source.name)
+    if expected is None:
+        return []
+    from nantrap.record.durable import sha256_of  # takes a tenth of a second, so it is imported only for stores
+
+    if sha256_of(as_file(source)) == expected:
+        return []
+    return [Problem("NT908", f"its SHA-256 is not the one in {MANIFEST}: it was changed after it was saved")]

@@ -12,16 +12,15 @@ import struct
 from typing import IO
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
+from nantrap.checkpoints.audit.files import ByteSource, BytesSource, as_file
 from nantrap.checkpoints.audit.known_names import LOADER
-from nantrap.checkpoints.audit.pickle_objects import Call, Persistent, Pickle, PickleError, TooLargeError
-from nantrap.checkpoints.audit.pickles import read_pickle
+from nantrap.checkpoints.audit.pickles import Persistent, Pickle, PickleCall, PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import (
     Found,
     Storage,
     checked,
     find_tensors,
 )
-from nantrap.checkpoints.audit.source import BytesSource, Source, as_file
 from nantrap.checkpoints.audit.trust import NOTHING, Imports, judge
 from nantrap.incident.wording import escaped
 
@@ -36,7 +35,7 @@ def recognise(head: bytes) -> bool:
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
-def read(source: Source) -> Contents:
+def read(source: ByteSource) -> Contents:
     """Where everything lies in the file."""
     if _is_tar(source.read(0, _TAR_BLOCK)):
         text = "a tar archive, the torch format of 2016: torch.load would unpickle what is inside, and it was not read"
@@ -49,7 +48,7 @@ def read(source: Source) -> Contents:
         return _plain(source, first, _others(file, source))
 
 
-def _next(file: IO[bytes], source: Source) -> Pickle:
+def _next(file: IO[bytes], source: ByteSource) -> Pickle:
     try:
         return read_pickle(file, size=source.size)
     except TooLargeError as error:
@@ -59,7 +58,7 @@ def _next(file: IO[bytes], source: Source) -> Pickle:
         raise UnreadableError(code, f"the pickle is not whole: {error}") from error
 
 
-def _others(file: IO[bytes], source: Source) -> Imports:
+def _others(file: IO[bytes], source: ByteSource) -> Imports:
     """What further pickles in a plain file would do: several may be dumped one after the other."""
     imports = NOTHING
     for _ in range(_MOST_PICKLES):
@@ -87,7 +86,7 @@ def _is_tar(block: bytes) -> bool:
 # ---- the old format of torch
 
 
-def _old_torch(source: Source, pickles: list[Pickle], position: int) -> Contents:
+def _old_torch(source: ByteSource, pickles: list[Pickle], position: int) -> Contents:
     """The contents of a file in torch's format before 1.6: five pickles, then the storages."""
     tree, keys = pickles[3].value, pickles[4].value
     found = find_tensors(tree)
@@ -105,7 +104,7 @@ def _old_torch(source: Source, pickles: list[Pickle], position: int) -> Contents
     )
 
 
-def _extents(source: Source, position: int, keys: object, found: Found) -> list[Extent]:
+def _extents(source: ByteSource, position: int, keys: object, found: Found) -> list[Extent]:
     """Where the storages of an old file lie, each with its tensors; raises where file and pickle disagree."""
     if not isinstance(keys, list):
         raise UnreadableError("NT908", "the list of storages after the object is not a list")
@@ -142,7 +141,7 @@ def _extents(source: Source, position: int, keys: object, found: Found) -> list[
 # ---- a plain pickle
 
 
-def _plain(source: Source, pickle: Pickle, others: Imports) -> Contents:
+def _plain(source: ByteSource, pickle: Pickle, others: Imports) -> Contents:
     """The contents of a plain pickle: arrays, and tensors whose storages are pickled inside it."""
     loads = [call for call in pickle.calls if call.is_call_of(LOADER)]
     storages = {id(call): _storage(call, source) for call in loads}
@@ -183,7 +182,7 @@ def _plain(source: Source, pickle: Pickle, others: Imports) -> Contents:
     )
 
 
-def _storage(call: Call, source: Source) -> Contents:
+def _storage(call: PickleCall, source: ByteSource) -> Contents:
     """The small torch file that represents one storage in the pickle."""
     raw = call.arguments[0] if call.arguments else None
     if not isinstance(raw, bytes):

@@ -9,7 +9,7 @@ from typing import Any
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.dtypes import DTYPES, DType
-from nantrap.checkpoints.audit.source import Source
+from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
@@ -34,7 +34,7 @@ def recognise(head: bytes) -> bool:
     return len(head) > 8 and head[8:9] == b"{" and 2 <= _LENGTH.unpack(head[:8])[0] <= _MAX_HEADER
 
 
-def read(source: Source) -> Contents:
+def read(source: ByteSource) -> Contents:
     """Where everything lies in the file. Tensors before the cut are still read."""
     length = _LENGTH.unpack(source.read(0, 8))[0]
     if length > _MAX_READ:

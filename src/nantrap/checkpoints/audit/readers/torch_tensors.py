@@ -14,7 +14,7 @@ import numpy as np
 from nantrap.checkpoints.audit.contents import StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.dtypes import DTYPES, DType
 from nantrap.checkpoints.audit.known_names import LOADER
-from nantrap.checkpoints.audit.pickle_objects import Call, Name, Persistent
+from nantrap.checkpoints.audit.pickles import Name, Persistent, PickleCall
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
@@ -107,7 +107,7 @@ def dtype_of_storage(kind: Name) -> DType:
 
 def number_of(value: object) -> float | None:
     """A Python or numpy number as a float; `None` for anything else."""
-    if isinstance(value, Call) and value.is_call_of(*_NUMPY_SCALAR):
+    if isinstance(value, PickleCall) and value.is_call_of(*_NUMPY_SCALAR):
         array = _described(value.arguments[1] if len(value.arguments) > 1 else None, value.arguments[0], ())
         return float(array.real.reshape(-1)[0]) if array is not None and array.size else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -135,7 +135,7 @@ def find_tensors(tree: object, resolve: Resolve = storage_of) -> Found:
         if isinstance(node, float):
             _add_number(found, path, node)
             continue
-        if isinstance(node, Call):
+        if isinstance(node, PickleCall):
             if _add_tensor(found, node, path, resolve):
                 in_tensors.add(id(node.arguments[0]) if node.arguments else 0)
                 continue
@@ -147,7 +147,7 @@ def find_tensors(tree: object, resolve: Resolve = storage_of) -> Found:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, Persistent) or (isinstance(node, Call) and node.is_call_of(LOADER)):
+        if isinstance(node, Persistent) or (isinstance(node, PickleCall) and node.is_call_of(LOADER)):
             bare.append((path, node))
         else:
             pending.extend(reversed(_children(path, node)))
@@ -175,7 +175,7 @@ def _children(path: Path, node: object) -> list[tuple[Path, object]]:
         return [(_below(path, _label(key)), value) for key, value in node.items() if _can_hold(value)]
     if isinstance(node, (list, tuple)):
         return [(_below(path, str(position)), value) for position, value in enumerate(node) if _can_hold(value)]
-    if isinstance(node, Call):
+    if isinstance(node, PickleCall):
         # A parameter, a sparse tensor or a subclass is named like what it wraps; `state` holds attributes.
         parts = [part for a in node.arguments for part in (a if isinstance(a, tuple) else (a,))]
         inner = [(path, part) for part in (*parts, node.state) if _can_hold(part)]
@@ -194,7 +194,7 @@ def _label(key: object) -> str:
     return str(key) if isinstance(key, (str, int, float)) else type(key).__name__
 
 
-def _add_tensor(found: Found, call: Call, path: Path, resolve: Resolve) -> bool:
+def _add_tensor(found: Found, call: PickleCall, path: Path, resolve: Resolve) -> bool:
     """Note the tensor or array that the call makes; false if it makes none."""
     if call.is_call_of(*_REBUILD):
         found.tensors.append(_torch_tensor(call, path, resolve))
@@ -218,7 +218,7 @@ def _add_tensor(found: Found, call: Call, path: Path, resolve: Resolve) -> bool:
     return False
 
 
-def _torch_tensor(call: Call, path: Path, resolve: Resolve) -> TensorInStorage:
+def _torch_tensor(call: PickleCall, path: Path, resolve: Resolve) -> TensorInStorage:
     """A tensor by the arguments of its rebuild function; raises if they describe none."""
     name = escaped(".".join(path))
     if len(call.arguments) < 4:
@@ -275,7 +275,7 @@ def _add_array(found: Found, path: Path, raw: bytes, described: object, shape: o
 
 def _described(raw: object, described: object, shape: tuple[int, ...]) -> Any:
     """The numpy array in these bytes, if its dtype is a plain number; wider floats become float64."""
-    code = described.arguments[0] if isinstance(described, Call) and described.arguments else described
+    code = described.arguments[0] if isinstance(described, PickleCall) and described.arguments else described
     if not (isinstance(code, str) and isinstance(raw, bytes)) or code.lstrip("<>|=")[:1] not in (
         "f",
         "c",
@@ -285,7 +285,7 @@ def _described(raw: object, described: object, shape: tuple[int, ...]) -> Any:
     ):
         return None
     order = "<"
-    if isinstance(described, Call) and isinstance(described.state, tuple) and len(described.state) > 1:
+    if isinstance(described, PickleCall) and isinstance(described.state, tuple) and len(described.state) > 1:
         order = described.state[1] if described.state[1] in ("<", ">") else "<"
     if code[0] in "<>|=":
         order = code[0] if code[0] in "<>" else "<"

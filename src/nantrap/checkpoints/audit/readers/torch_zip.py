@@ -12,10 +12,9 @@ import zlib
 from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
-from nantrap.checkpoints.audit.pickle_objects import PickleError, TooLargeError
-from nantrap.checkpoints.audit.pickles import read_pickle
+from nantrap.checkpoints.audit.files import ByteSource, BytesSource
+from nantrap.checkpoints.audit.pickles import PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import TensorInStorage, checked, find_tensors
-from nantrap.checkpoints.audit.source import BytesSource, Source
 from nantrap.checkpoints.audit.trust import NOTHING, Imports, judge
 from nantrap.incident.wording import escaped
 
@@ -43,7 +42,7 @@ class Record(NamedTuple):
     is_compressed: bool
 
 
-def read_directory(source: Source) -> list[Record]:
+def read_directory(source: ByteSource) -> list[Record]:
     """All records, in the order of the directory."""
     begin, size, count = _directory(source)
     if count > _MOST_ENTRIES or size > _MOST_DIRECTORY:
@@ -64,7 +63,7 @@ def _ambiguous(what: str) -> UnreadableError:
     return UnreadableError("NT910", f"the zip archive can be read in two ways: {what}; torch.save did not write it so")
 
 
-def _directory(source: Source) -> tuple[int, int, int]:
+def _directory(source: ByteSource) -> tuple[int, int, int]:
     """Begin, size and number of entries, by the one end record at the end of the file."""
     at = source.size - _END.size
     tail = source.read(at, _END.size) if at >= 0 else b""
@@ -97,7 +96,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
     return begin, size, count
 
 
-def _entry(source: Source, data: bytes, position: int) -> tuple[Record, int]:
+def _entry(source: ByteSource, data: bytes, position: int) -> tuple[Record, int]:
     """One record of the directory and where the next one begins; raises if its local header says something else."""
     if position + _ENTRY.size > len(data):
         raise UnreadableError("NT908", "the zip archive's directory ends in the middle of a record")
@@ -179,7 +178,7 @@ def recognise(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
-def read(source: Source) -> Contents:
+def read(source: ByteSource) -> Contents:
     """Where everything lies in the archive."""
     records, prefix = _records(source)
     if f"{prefix}data.pkl" not in records:
@@ -222,7 +221,7 @@ def read(source: Source) -> Contents:
     )
 
 
-def _records(source: Source) -> tuple[dict[str, Extent], str]:
+def _records(source: ByteSource) -> tuple[dict[str, Extent], str]:
     """The records by name, each with the place of its bytes, and the folder they are all in.
 
     torch takes the first record's folder for the archive's name, and looks for `data.pkl` there.
@@ -241,7 +240,7 @@ def _records(source: Source) -> tuple[dict[str, Extent], str]:
     return records, prefix
 
 
-def _checked_pickle(source: Source, record: Extent) -> bytes:
+def _checked_pickle(source: ByteSource, record: Extent) -> bytes:
     """The pickle's bytes; their CRC is always checked, since everything else is read by what they say."""
     if record.size > _MAX_PICKLE:
         text = f"{escaped(record.label)} holds {record.size:,} bytes; more than {_MAX_PICKLE >> 20} MiB are not read"
@@ -253,7 +252,7 @@ def _checked_pickle(source: Source, record: Extent) -> bytes:
     return data
 
 
-def _script(source: Source, records: dict[str, Extent]) -> Imports:
+def _script(source: ByteSource, records: dict[str, Extent]) -> Imports:
     """What the TorchScript code in the archive would do: `torch.load` passes it to `torch.jit.load`, no pickle is run.
 
     Only a few operations of the language reach files; `__setstate__` runs while it loads.

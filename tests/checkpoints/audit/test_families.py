@@ -1,4 +1,4 @@
-"""The newest healthy checkpoint, with few reads."""
+"""The newest healthy checkpoint, with few reads, and saves between which nothing was trained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import nantrap
 from nantrap.checkpoints.audit import audit, auditing
-from nantrap.checkpoints.audit.last_good import family_of, newest_healthy, step_in_name
+from nantrap.checkpoints.audit.families import family_of, hints_of, newest_healthy, step_in_name
+from nantrap.checkpoints.audit.verdict import CheckpointAudit
+from nantrap.cli import main
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
@@ -114,3 +118,58 @@ def test_without_steps_the_time_decides(tmp_path: Path) -> None:
 def test_none_is_good(tmp_path: Path) -> None:
     write_run(tmp_path, 3, good=0)
     assert audit(tmp_path).last_good is None
+
+
+# ---- saves between which the optimizer made no update
+
+
+def save_epochs(folder: Path, *, trained: int) -> None:
+    """Four epochs of five steps; only the first ones have gradients."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for epoch in range(4):
+        for _ in range(5):
+            optimizer.zero_grad()
+            if epoch < trained:
+                model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
+            folder / f"epoch_{epoch}.pt",
+        )
+
+
+def test_a_run_that_stopped_learning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_epochs(tmp_path, trained=2)
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", "."]) == 0
+    hint = (
+        "./epoch_1.pt to ./epoch_3.pt: the optimizer made no update between them. Its counter stays at 10 while the "
+        "epoch goes from 1 to 3 (NT505 dead_training)"
+    )
+    assert f"hint: {hint}\n" in capsys.readouterr().err
+    assert nantrap.audit(".").to_dict()["hints"] == [hint]
+
+
+def test_a_run_that_learned(tmp_path: Path) -> None:
+    save_epochs(tmp_path, trained=4)
+    report = nantrap.audit(tmp_path)
+    assert report.hints == ()
+    assert "hints" not in report.to_dict()
+
+
+def saves(*facts: dict[str, int]) -> list[CheckpointAudit]:
+    return [CheckpointAudit(f"step_{i}.pt", "torch", 1, 1, facts=each) for i, each in enumerate(facts)]
+
+
+def test_steps_that_accumulate_gradients_are_no_dead_run() -> None:
+    assert hints_of(saves({"step": 80, "optimizer_step": 10}, {"step": 84, "optimizer_step": 10})) == []
+    assert len(hints_of(saves({"step": 80, "optimizer_step": 10}, {"step": 160, "optimizer_step": 10}))) == 1
+
+
+def test_without_a_count_there_is_nothing_to_compare() -> None:
+    assert hints_of(saves({"epoch": 1}, {"epoch": 2})) == []
+    assert hints_of(saves({"optimizer_step": 5}, {"optimizer_step": 5})) == []
+    assert hints_of(saves({"epoch": 2, "optimizer_step": 5}, {"epoch": 2, "optimizer_step": 5})) == []
