@@ -140,7 +140,7 @@ def _from_source(failed: Failure, seconds: float) -> tuple[Failure, Location] | 
     if not (replay.failed and replay.alike and replay.error is None):
         return None
     if not replay.exact:  # gradients of several micro-batches were added up: the values cannot be compared
-        replay.exact, replay.differences = None, ()
+        replay = replace(replay, exact=None, differences=())
     location = _from_replay(known, replay, seconds)
     location = replace(location, probes=location.probes or probes)
     if again.lines is None:

@@ -159,7 +159,7 @@ def evidence_location(evidence: Evidence, failed: Failure, *, replay: Replay | N
     """What the live graph showed. Modules and lines come from a finite replay of the same step, node by node."""
     op = evidence.op
     location = Location(
-        phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay, notes=tuple(evidence.notes)
+        phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay, notes=evidence.notes
     )
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     if evidence.external is not None:

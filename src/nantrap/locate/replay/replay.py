@@ -8,6 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,17 +70,29 @@ def replay_step(
         sinks = left_sinks(failed, trace, loss)
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
-        replay = judge_step(failed, trace, sinks, loss)
-        replay.error = error
-        if loss is not None:
-            replay.last_sequence = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
-            replay.end = trace.writer_of(loss)
-            replay.loss = float(loss.detach())
-            replay.exact, replay.differences = _compare(failed, replay.loss)
-            bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
-            replay.alike = fails_alike(failed, replay.loss, bad)
-        replay.again = functools.partial(_again, failed, replay_step)
-        return replay
+        again = functools.partial(_again, failed, replay_step)
+        replay = replace(judge_step(failed, trace, sinks, loss), error=error, again=again)
+        return replay if loss is None else _with_loss(failed, replay, loss)
+
+
+def _with_loss(failed: Failure, replay: Replay, loss: Tensor) -> Replay:
+    """The replay, with its loss and gradients compared with those of the step."""
+    value = float(loss.detach())
+    exact, differences = _compare(failed, value)
+    return replace(
+        replay,
+        loss=value,
+        exact=exact,
+        differences=differences,
+        alike=fails_alike(failed, value, bad_gradients(failed)),
+        last_sequence=None if loss.grad_fn is None else sequence_of(loss.grad_fn),
+        end=replay.trace.writer_of(loss),
+    )
+
+
+def bad_gradients(failed: Failure) -> list[str]:
+    """The parameters whose gradients are non-finite now."""
+    return [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
 
 
 def _again(failed: Failure, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
@@ -116,13 +129,14 @@ def replay_calls(failed: Failure, *, wanted: frozenset[int] = frozenset()) -> Re
             sinks.append(Sink("the exception", "value", trace.recent))
         elif not outputs and not math.isfinite(failed.loss_value):  # an object of a user's class, with tensors inside
             sinks.append(Sink("what the model computed last", "value", trace.recent))
-        replay = judge(trace, [*sinks, *left_sinks(failed, trace, None)])
-        replay.error = error
-        replay.last_sequence = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
-        replay.end = next((trace.writer_of(t) for *_, t in outputs if trace.origins_of(t)), None)
-        replay.again = functools.partial(_again, failed, replay_calls)
-        replay.alike = _outputs_alike(calls, outputs)
-        return replay
+        return replace(
+            judge(trace, [*sinks, *left_sinks(failed, trace, None)]),
+            error=error,
+            alike=_outputs_alike(calls, outputs),
+            last_sequence=max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None),
+            end=next((trace.writer_of(t) for *_, t in outputs if trace.origins_of(t)), None),
+            again=functools.partial(_again, failed, replay_calls),
+        )
 
 
 def _outputs_alike(calls: list[RootCall], outputs: list[tuple[RootCall, str, Tensor]]) -> bool | None:
@@ -154,9 +168,7 @@ def replay_update(failed: Failure) -> Replay:
         sinks = [Sink(f"parameter {n}", "state", trace.origins_of(p)) for n, p in failed.parameters.items()]
         sinks += [Sink(name, "state", trace.origins_of(t)) for name, t in _optimizer_state(failed).items()]
         sinks += [Sink(name, "state", trace.origins_of(tensor)) for name, tensor in failed.bad_state()]
-        replay = judge(trace, sinks)
-        replay.error = error
-        return replay
+        return replace(judge(trace, sinks), error=error)
 
 
 def replay_norm(failed: Failure) -> Replay:
@@ -164,8 +176,7 @@ def replay_norm(failed: Failure) -> Replay:
     trace = Trace(failed.root, Registered())
     with trace:
         norm = gradient_norm(list(failed.gradients.values()))
-    for op in trace.ops:
-        op.phase = "backward"
+    trace.revise(lambda op: op._replace(phase="backward"))
     return judge(trace, [Sink("the gradient norm", "gradient", trace.origins_of(norm))])
 
 

@@ -20,15 +20,22 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from nantrap.errors import NantrapError
-from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
-from nantrap.locate.replay.replay import autocast_like, backward_from, eagerly, fails_alike, registered
+from nantrap.locate.replay.replay import (
+    autocast_like,
+    backward_from,
+    bad_gradients,
+    eagerly,
+    fails_alike,
+    registered,
+)
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.source import is_boundary
 from nantrap.locate.torch_private import DispatchMode, schema_of
@@ -37,6 +44,7 @@ from nantrap.locate.trace.origin import Replay, Sink, judge, left_sinks
 from nantrap.locate.trace.storage import extremes, tensors_in
 from nantrap.locate.twoline.rerun import compute_again
 
+T = TypeVar("T")
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 _WAITS = "wait_tensor"
 _COPIES = "fsdp"
@@ -165,13 +173,10 @@ def replay_together(failed: Failure, same: Callable[[int], bool]) -> tuple[Repla
             sinks += [Sink("the model's output", "value", trace.origins_of(tensor)) for _, _, tensor in outputs]
         sinks += left_sinks(failed, trace, loss)
         sinks.append(Sink("what was sent to the other ranks", "gradient", trace.sent))
-        trace.release()
-        replay = judge(trace, sinks)
-        replay.error = None if isinstance(error, OutOfStepError) else error
+        replay = replace(judge(trace, sinks), error=None if isinstance(error, OutOfStepError) else error)
         if loss is not None:
-            replay.loss = float(loss.detach())
-            bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
-            replay.alike = fails_alike(failed, replay.loss, bad)
+            value = float(loss.detach())
+            replay = replace(replay, loss=value, alike=fails_alike(failed, value, bad_gradients(failed)))
         trouble = "another rank could not run its part" if lockstep.broken and error is None else trace.trouble
         return replay, str(error) if isinstance(error, OutOfStepError) else trouble
 
@@ -245,88 +250,71 @@ class SharedTrace(Trace):
             return NotImplemented
         if self.trouble or any(each.__name__ == "FakeTensor" for each in types):
             return func(*args, **kwargs)
-        once = _Once(func)
+        passes = is_collective(func) or getattr(func, "namespace", "") == _COPIES
+        given = self._noting(self._before_passing if passes else self.before, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if given is not None:
+            self._noting(self._after_passing if passes else self.after, given, result)
+        return result
+
+    def _noting(self, note: Callable[..., T], *args: Any) -> T | None:
+        """Let a part of the trace read an operation. An error in it ends the recording, and not the step."""
         try:
-            if is_collective(func) or func.namespace == _COPIES:
-                return self._passed_on(once, args, kwargs)
-            return super().__torch_dispatch__(once, types, args, kwargs)
+            return note(*args)
         except Exception as error:
-            if once.raised:
-                raise
             self.trouble = f"{type(error).__name__}: {error}"
-            return once.result if once.done else func(*args, **kwargs)
-        finally:
-            once.result = None  # the operation may be remembered, its result not
+            return None
 
-    def release(self) -> None:
-        """Captures name the operations themselves."""
-        for capture in (*self.captures.values(), *self.witnesses.values(), *self.kept.values()):
-            if isinstance(capture.func, _Once):
-                capture.func = capture.func.func
-
-    def _passed_on(self, func: _Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A collective, or a copy for one: values pass through it, and nothing begins in it."""
-        schema = schema_of(func.func)
+    def _before_passing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Passing:
+        """Read what a collective is given, or a copy for one: values pass through it, and nothing begins in it."""
+        schema = schema_of(func)
         named = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
         tensors = {name: list(tensors_in(value)) for name, value in named.items()}
-        copies = func.func.namespace == _COPIES
-        splits = copies and "split" in schema.name  # reads what was gathered
+        splits = func.namespace == _COPIES and "split" in schema.name  # reads what was gathered
         written = {each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write}
         targets = {n for n in tensors if n in written or (n.startswith(_TARGETS) and not splits)}
         inputs = [tensor for name, found in tensors.items() if name not in targets for tensor in found]
+        outputs = [tensor for name in targets for tensor in tensors[name]]
         waits = schema.name.endswith(_WAITS)
         _, _, origins = self.flow.read(inputs, reads=not waits)
         if waits:
             origins = origins.union(*(self._pending.pop(self.flow.key(t), frozenset()) for t in inputs))
-        result = func(*args, **kwargs)
-        at_once = func.func.namespace == "c10d"
-        outputs = [tensor for name in targets for tensor in tensors[name]]
+        return _Passing(func, inputs, outputs, bool(targets), waits, origins)
+
+    def _after_passing(self, given: _Passing, result: Any) -> None:
+        """Note where the values went that a collective sent, or a copy for one."""
+        copies = given.func.namespace == _COPIES
+        at_once = given.func.namespace == "c10d"
+        outputs = given.outputs
         if at_once:
-            outputs = outputs or inputs  # in place, as in an all-reduce
+            outputs = outputs or given.inputs  # in place, as in an all-reduce
             _wait(result)
-        elif not targets:
+        elif not given.into:
             outputs = list(tensors_in(result))
         if not copies:
-            self.sent |= origins
+            self.sent |= given.origins
         for output in outputs:
             key = self.flow.key(output)
-            if not (at_once or copies or waits):  # not there yet: read when it is waited for
-                self._pending[key] = origins
+            if not (at_once or copies or given.waits):  # not there yet: read when it is waited for
+                self._pending[key] = given.origins
                 self.flow.pending(key)
                 continue
             nan, inf, _ = extremes(output)
-            self.flow.wrote(output, key, bad=nan or inf, fresh=True, origins=origins)
-        return result
+            self.flow.wrote(output, key, bad=nan or inf, fresh=True, origins=given.origins)
 
 
-class _Once:
-    """An operation that remembers whether it was called, so that it is never called twice."""
+class _Passing(NamedTuple):
+    """A collective, or a copy for one, and what it was given.
 
-    def __init__(self, func: Any) -> None:
-        self.func = func
-        self.done = self.raised = False
-        self.result: Any = None
+    `into`: it was given the tensors that it writes (`outputs`); `waits`: it only waits for what was sent before.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            self.result = self.func(*args, **kwargs)
-        except Exception:
-            self.raised = True
-            raise
-        self.done = True
-        return self.result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.func, name)
-
-    def __str__(self) -> str:
-        return str(self.func)
-
-    def __hash__(self) -> int:
-        return hash(self.func)
-
-    def __eq__(self, other: object) -> bool:
-        return self.func is (other.func if isinstance(other, _Once) else other)
+    func: Any
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    into: bool
+    waits: bool
+    origins: frozenset[int]
 
 
 def _wait(result: Any) -> None:

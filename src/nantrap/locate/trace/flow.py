@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,18 +24,23 @@ class Flow:
 
     State held: which memory was seen, which of it is bad and by which origins, which was never written, the tensors
     that were bad before the step, and the origins of NaN, Inf and -Inf that were taken out of tensors as plain numbers.
+
+    Args:
+        registered: the tensors known by name when the step begins.
+        ops: the operations of the trace so far; one that allocated memory is marked when that is read unwritten.
     """
 
-    def __init__(self, registered: Registered) -> None:
+    def __init__(self, registered: Registered, ops: list[Op]) -> None:
         self.externals: dict[int, External] = {}
         """Tensors that were bad before the step, by negative indices."""
         self.named: dict[int, tuple[Any, str]] = {}
         """Kind and name of the memory that has a name."""
+        self._ops = ops
         self._memory = Memory()
         self._bad: dict[int, Origins] = {}
         self._known: set[int] = set()
-        self._uninitialised: dict[int, Op] = {}
-        self._unread: dict[int, External] = {}
+        self._uninitialised: dict[int, int] = {}  # which operation allocated it
+        self._unread: dict[int, int] = {}  # which of `externals` it is
         self._tensors_named: dict[int, Tensor] = {}
         self._erased: dict[int, tuple[Tensor, Origins]] = {}
         self._numbers: dict[str, Origins] = {}
@@ -75,8 +81,8 @@ class Flow:
                 continue
             if uninitialised and key not in self._bad:
                 maker = self._uninitialised[key]
-                maker.made = "uninitialised"
-                self._bad[key] = frozenset({maker.index})
+                self._ops[maker] = self._ops[maker]._replace(made="uninitialised")
+                self._bad[key] = frozenset({maker})
             any_nan, any_inf = any_nan or nan, any_inf or inf
             origins |= self._bad.get(key, _NONE)
         for number in numbers_in(arguments):
@@ -92,18 +98,19 @@ class Flow:
         found = (self._numbers.get(str(float(n)), _NONE) for n in numbers_in(arguments) if not math.isfinite(n))
         return frozenset().union(*found)
 
-    def read_first_by(self, op: Op, keys: Iterable[int]) -> None:
+    def read_first_by(self, op: int, keys: Iterable[int]) -> None:
         """Of tensors that were bad before the step: this operation is the first that computes with them."""
         for key in keys:
             if key in self._unread:
-                self._unread.pop(key).first_reader = op.index
+                index = self._unread.pop(key)
+                self.externals[index] = replace(self.externals[index], first_reader=op)
 
-    def unseen_writes(self, arguments: Any, op: Op, own: set[int]) -> tuple[bool, bool, Origins]:
+    def unseen_writes(self, arguments: Any, op: int, own: set[int]) -> tuple[bool, bool, Origins]:
         """Inputs that were finite when they were last read and are not now: written, but by no operation.
 
         Args:
             arguments: what the operation read.
-            op: the operation.
+            op: the operation, by index.
             own: the memory that it wrote itself.
         """
         any_nan = any_inf = False
@@ -115,7 +122,7 @@ class Flow:
             nan, inf, _ = extremes(tensor)
             if nan or inf:
                 self._add_bad(tensor, key, during=True)
-                self._unread.pop(key).first_reader = op.index
+                self.read_first_by(op, [key])
                 any_nan, any_inf, origins = any_nan or nan, any_inf or inf, origins | self._bad[key]
         return any_nan, any_inf, origins
 
@@ -166,7 +173,7 @@ class Flow:
 
     # ---- what an operation writes
 
-    def allocated(self, key: int, op: Op) -> None:
+    def allocated(self, key: int, op: int) -> None:
         """An operation gave memory that nothing was written to yet."""
         self._known.add(key)
         self._bad.pop(key, None)
@@ -208,10 +215,11 @@ class Flow:
         kind = self.named[key][0] if key in self.named else ""
         return bool(kind) and (name in OVERWRITE or (name in OVERWRITE_PART and kind == "parameter"))
 
-    def overwritten(self, key: int, op: Op) -> Origins:
+    def overwritten(self, key: int, op: int) -> Origins:
         """A constant of the program was written over a parameter or buffer: that is where it began."""
         kind, name = self.named[key]
-        return self._add_external(External(kind, name, self._tensors_named[key], first_reader=op.index, during=True))
+        external = External(kind, name, self._tensors_named[key], first_reader=op, during=True)
+        return frozenset({self._add_external(external)})
 
     # ---- answers
 
@@ -231,15 +239,15 @@ class Flow:
         kind, name = self.named.get(key, ("overwritten" if during else "constant", ""))
         trained = kind == "parameter" and tensor.requires_grad  # which no program uses as a mask
         external = External(kind, name, tensor, mask=not (during or trained) and looks_like_mask(tensor), during=during)
-        origins = self._add_external(external)
-        self._bad[key] = _NONE if kind == "constant" or external.mask else origins
-        self._unread[key] = external
+        index = self._add_external(external)
+        self._bad[key] = _NONE if kind == "constant" or external.mask else frozenset({index})
+        self._unread[key] = index
 
-    def _add_external(self, external: External) -> Origins:
-        """The origin that a tensor from outside the trace is, by its new index."""
+    def _add_external(self, external: External) -> int:
+        """Keep a tensor from outside the trace; its index, which stands for it as an origin."""
         index = -1 - len(self.externals)
         self.externals[index] = external
-        return frozenset({index})
+        return index
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -57,7 +57,8 @@ SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "
 @functools.cache
 def op_name(func: Any) -> str:
     """`aten.log` for `aten.log.default`."""
-    return str(func).rsplit(".", 1)[0] if str(func).count(".") > 1 else str(func)
+    name = str(func)
+    return name.rsplit(".", 1)[0] if name.count(".") > 1 else name
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -41,7 +41,7 @@ class Sink(NamedTuple):
     origins: frozenset[int]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Replay:
     """A traced re-run and what it reached.
 
@@ -90,9 +90,7 @@ def judge_tape(failed: Failure, tape: Trace) -> Replay:
     sinks = [] if failed.loss is None else [Sink("the loss", "value", tape.origins_of(failed.loss))]
     sinks += [Sink(f"gradient of {n}", "gradient", tape.origins_of(g)) for n, g in failed.gradients.items()]
     sinks += [Sink(name, "state", tape.origins_of(tensor)) for name, tensor in failed.bad_state()]
-    replay = judge(tape, sinks)
-    replay.end = None if failed.loss is None else tape.writer_of(failed.loss)
-    return replay
+    return replace(judge(tape, sinks), end=None if failed.loss is None else tape.writer_of(failed.loss))
 
 
 def left_sinks(failed: Failure, trace: Trace, loss: Tensor | None) -> list[Sink]:
@@ -137,9 +135,7 @@ def judge(trace: Trace, sinks: list[Sink], *, last: frozenset[int] = frozenset()
     origin = _past_masks(suspects, trace)
     names = tuple(sink.name for sink in reached if origin in sink.origins)
     replay = Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
-    if all(sink.kind == "gradient" for sink in reached):
-        _blame_derivative(replay)
-    return replay
+    return _blame_derivative(replay) if all(sink.kind == "gradient" for sink in reached) else replay
 
 
 def judge_step(failed: Failure, trace: Trace, sinks: list[Sink], loss: Tensor | None) -> Replay:
@@ -152,7 +148,7 @@ def judge_step(failed: Failure, trace: Trace, sinks: list[Sink], loss: Tensor | 
     return replay
 
 
-def _blame_derivative(replay: Replay) -> None:
+def _blame_derivative(replay: Replay) -> Replay:
     """An elementwise function outside its domain (sqrt of a negative) whose NaN the forward pass dropped.
 
     The loss never saw it. Its derivative was multiplied by a gradient of 0 there, and 0 · NaN put it into the
@@ -161,11 +157,11 @@ def _blame_derivative(replay: Replay) -> None:
     """
     op = replay.op
     if op is None or op.phase != "forward" or op.made != "nan" or op.name.rstrip("_") not in _ELEMENTWISE:
-        return
+        return replay
     for later in reversed(replay.trace.ops[op.index :]):  # the product with the gradient comes last in a node
         if later.phase == "backward" and later.sequence == op.sequence and (later.nan or later.inf):
-            replay.dropped, replay.origin = op.index, later.index
-            return
+            return replace(replay, dropped=op.index, origin=later.index)
+    return replay
 
 
 def _loss_from_constant(trace: Trace, sinks: list[Sink], loss: Tensor | None) -> bool:

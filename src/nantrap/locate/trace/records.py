@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +16,18 @@ from nantrap.locate.trace.storage import map_leaves, tensors_in
 CLONE_LIMIT = 1 << 22
 """Tensors of more values than this are not copied."""
 
+Made = Literal["nan", "inf", "uninitialised"] | None
+"""What an operation made of inputs that were finite."""
 
-@dataclass(slots=True)
-class Op:
+
+class Op(NamedTuple):
     """One operation of the traced step.
 
     `sources` are the operations that last wrote its input tensors, in order (-1: none of this step), through views;
     `scalars` its plain numbers; `inside`: whether any module was running; `bad` of `values` are not finite.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     name: str
     phase: Phase
     module: str
@@ -33,19 +35,19 @@ class Op:
     node: str | None
     sequence: int
     place: Place | None
-    dtype: str = ""
-    absmax: float | None = None
-    nan: bool = False
-    inf: bool = False
-    made: Literal["nan", "inf", "uninitialised"] | None = None
     inside: bool = False
     sources: tuple[int, ...] = ()
     scalars: tuple[float, ...] = ()
+    made: Made = None
+    nan: bool = False
+    inf: bool = False
+    absmax: float | None = None
+    dtype: str = ""
     bad: int = 0
     values: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Capture:
     """An origin with what it was given and what it gave: the material of the rules.
 
@@ -64,7 +66,7 @@ class Capture:
         return list(tensors_in((self.args, self.kwargs)))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class External:
     """A tensor that was bad before the step began. `first_reader` is the first operation that computed with it.
 
@@ -79,7 +81,7 @@ class External:
     during: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Registered:
     """The tensors known by name when the step begins."""
 

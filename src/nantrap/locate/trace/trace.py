@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -48,13 +49,63 @@ from nantrap.locate.trace.operations import (
     outs_of,
     reads_only_shape,
 )
-from nantrap.locate.trace.records import Capture, Op, Registered, before_writing, frozen, frozen_arguments
+from nantrap.locate.trace.records import Capture, Made, Op, Registered, before_writing, frozen, frozen_arguments
 from nantrap.locate.trace.storage import extremes, nonfinite_count, numbers_in, tensors_in
 from nantrap.locate.trace.whereabouts import Whereabouts
 
 _MAX_CAPTURES = 64
 _FLOATS = ("float", "bfloat", "complex")
 _time = attrgetter("index")
+
+
+class Given(NamedTuple):
+    """An operation and what it was given, read before it runs.
+
+    Attributes:
+        func: the operation.
+        name: its name.
+        mutable: it writes into its arguments.
+        args: its arguments.
+        kwargs: those with names.
+        kept: `args` with the values that they had before it.
+        read: the arguments whose values it reads.
+        nan: one of these is NaN.
+        inf: one of these is Inf.
+        origins: of their bad values.
+    """
+
+    func: Any
+    name: str
+    mutable: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: tuple[Any, ...]
+    read: Any
+    nan: bool
+    inf: bool
+    origins: Origins
+
+
+class _Written(NamedTuple):
+    """A tensor that an operation wrote: its memory, whether that is new, and what it holds."""
+
+    tensor: Tensor
+    key: int
+    fresh: bool
+    nan: bool
+    inf: bool
+    absmax: float | None
+
+
+class _Summary(NamedTuple):
+    """What all tensors together hold that an operation wrote: the last fields of `Op`."""
+
+    nan: bool
+    inf: bool
+    absmax: float | None
+    dtype: str
+    bad: int
+    values: int
 
 
 class Trace(DispatchMode):
@@ -84,9 +135,9 @@ class Trace(DispatchMode):
         """The origins of the bad values that were read last: the cause of an exception."""
         self.kept: dict[int, Capture] = {}
         """Operations that were requested by index, guilty or not."""
-        self.flow = Flow(registered)
+        self.flow = Flow(registered, self.ops)
         self.externals = self.flow.externals
-        self._where = Whereabouts(root, optimizer=optimizer)
+        self._where = Whereabouts(root, self.ops, optimizer=optimizer)
         self._wanted = wanted
         self._writer: dict[int, int] = {}
         self._reads: dict[int, set[int]] = {}  # operations that were given a named tensor by itself
@@ -101,7 +152,7 @@ class Trace(DispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._where.unwatch()
 
-    # ---- one operation
+    # ---- one operation: read, run, judge, record
 
     def __torch_dispatch__(
         self,
@@ -110,89 +161,116 @@ class Trace(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        flow = self.flow
+        given = self.before(func, args, kwargs or {})
+        result = func(*args, **given.kwargs)
+        self.after(given, result)
+        return result
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """Read what an operation is given, just before it runs."""
         name = op_name(func)
         mutable = schema_of(func).is_mutable
-        arguments = (args, kwargs)
-        read_from = (args[1:], kwargs) if name in OVERWRITE else arguments
-        if outs := outs_of(func):  # `out=`: written to, and not read
-            read_from = (args, {key: value for key, value in kwargs.items() if key not in outs})
-        input_nan, input_inf, inherited = flow.read(read_from, reads=not is_view(func))
-        if name == TAKES_OUT and inherited:
-            flow.taken_out(args[0], inherited)
-        elif name in ARITHMETIC and (input_nan or input_inf):
-            inherited |= flow.origins_of_numbers(arguments)
+        read = _read_by(func, name, args, kwargs)
+        nan, inf, origins = self.flow.read(read, reads=not is_view(func))
+        if name == TAKES_OUT and origins:
+            self.flow.taken_out(args[0], origins)
+        elif name in ARITHMETIC and (nan or inf):
+            origins |= self.flow.origins_of_numbers((args, kwargs))
+        if origins:
+            self.recent = origins
         kept = before_writing(args) if mutable else args
-        if inherited:
-            self.recent = inherited
-        result = func(*args, **kwargs)
-        if name == ADOPTS:  # other memory under the same tensor, as when a file is read: nothing was computed
-            return result
-        op = self._where.describe(len(self.ops), name)
+        return Given(func, name, mutable, args, kwargs, kept, read, nan, inf, origins)
+
+    def after(self, given: Given, result: Any) -> None:
+        """Judge what an operation gave, and record it. Called by the dispatch itself."""
+        if given.name == ADOPTS:  # other memory under the same tensor, as when a file is read: nothing was computed
+            return
+        index = len(self.ops)
+        arguments = (given.args, given.kwargs)
+        inputs = [self.flow.key(tensor) for tensor in tensors_in(arguments)]
+        sources = tuple([self._writer.get(key, -1) for key in inputs])
+        scalars = tuple(numbers_in(arguments))
+        outputs, silent = _outputs_of(given, result)
+        keys = [self.flow.key(output) for output in outputs]
+        if given.name in EMPTY:
+            for key in keys:
+                self.flow.allocated(key, index)
+                self._writer[key] = index
+            self.ops.append(Op(index, given.name, *self._where.describe(index), sources, scalars))
+            return
+        known = set(inputs)
+        self._note_readings(index, given, known, fresh=not outputs or not known.issuperset(keys))
+        written = [
+            _examined(output, key, fresh=key not in known)
+            for position, (output, key) in enumerate(zip(outputs, keys, strict=True))
+            if key not in known or given.mutable or position >= silent  # else a view: nothing was written
+        ]
+        found = _summary(written)
+        made, origins = self._judge(index, given, outputs, written, found)
+        op = Op(index, given.name, *self._where.describe(index), sources, scalars, made, *found)
         self.ops.append(op)
-        op.sources = tuple(self._writer.get(flow.key(tensor), -1) for tensor in tensors_in(arguments))
-        op.scalars = tuple(numbers_in(arguments))
-        outputs = tuple(tensors_in(args[:1] if mutable and result is None else result))
-        written = frozenset[int]()
-        if name in SILENT_WRITERS:
-            statistics = [t for t in tensors_in(args[3:5]) if t.is_floating_point()]
-            outputs, written = (*outputs, *statistics), frozenset(map(flow.key, statistics))
-        if name in EMPTY:
-            for key in map(flow.key, outputs):
-                flow.allocated(key, op)
-                self._writer[key] = op.index
-            return result
-        input_keys = {flow.key(tensor) for tensor in tensors_in(arguments)}
-        if named := input_keys & flow.named.keys():
-            self._reads[op.index] = named
-        fresh_output = any(flow.key(output) not in input_keys for output in outputs)
-        if (mutable or not outputs or fresh_output) and not reads_only_shape(name):
-            flow.read_first_by(op, input_keys)
-        checked: list[tuple[Tensor, int, bool, bool, bool]] = []
-        for output in outputs:
-            key = flow.key(output)
-            fresh = key not in input_keys
-            if not fresh and not mutable and key not in written:
-                continue  # a view: nothing was written
-            nan, inf, absmax = extremes(output)
-            checked.append((output, key, fresh, nan, inf))
-            self._writer[key] = op.index
-            if (nan or inf) and (name in OVERWRITE or name in OVERWRITE_PART):
-                self._overwriters[key] = op.index
-            op.nan, op.inf = op.nan or nan, op.inf or inf
-            if nan or inf:
-                op.bad, op.values = op.bad + nonfinite_count(output), op.values + output.numel()
-            if absmax is not None and (op.absmax is None or absmax > op.absmax):
-                op.absmax, op.dtype = absmax, dtype_name(output.dtype)
-            elif not op.dtype and output.is_floating_point():
-                op.dtype = dtype_name(output.dtype)
-        if (op.nan and not input_nan) or (op.inf and not (input_nan or input_inf)):
-            own = {key for _, key, *_ in checked}
-            written_nan, written_inf, unseen = flow.unseen_writes(read_from, op, own)
-            input_nan, input_inf, inherited = input_nan or written_nan, input_inf or written_inf, inherited | unseen
-        if op.nan and not input_nan:
-            op.made = "nan"
-        elif op.inf and not (input_nan or input_inf):
-            op.made = "inf"
-        if flow.erased_any or (inherited and (input_nan or input_inf)):
-            vanished = flow.follow_erased(name, arguments, outputs, made=op.made is not None)
+        self._keep(op, given, outputs)
+        self._pass_on(op, given, written, origins)
+
+    def _note_readings(self, index: int, given: Given, inputs: set[int], *, fresh: bool) -> None:
+        """Remember that an operation was given named tensors, and that it is the first to compute with bad ones."""
+        if named := inputs & self.flow.named.keys():
+            self._reads[index] = named
+        if (given.mutable or fresh) and not reads_only_shape(given.name):
+            self.flow.read_first_by(index, inputs)
+
+    def _judge(
+        self, index: int, given: Given, outputs: tuple[Tensor, ...], written: list[_Written], found: _Summary
+    ) -> tuple[Made, Origins]:
+        """What an operation made of inputs that were finite (rules 1 and 6), and the origins of its bad results."""
+        nan, inf, origins = given.nan, given.inf, given.origins
+        made = _made(found, nan, inf)
+        if made is not None:
+            own = {each.key for each in written}
+            unseen_nan, unseen_inf, unseen = self.flow.unseen_writes(given.read, index, own)
+            nan, inf, origins = nan or unseen_nan, inf or unseen_inf, origins | unseen
+            made = _made(found, nan, inf)
+        if self.flow.erased_any or (origins and (nan or inf)):
+            arguments = (given.args, given.kwargs)
+            vanished = self.flow.follow_erased(given.name, arguments, outputs, made=made is not None)
             if vanished:
-                op.made, inherited = None, inherited | vanished
+                made, origins = None, origins | vanished
+        return made, origins | {index} if made else origins
+
+    def _keep(self, op: Op, given: Given, outputs: tuple[Tensor, ...]) -> None:
+        """Keep the operands of an operation that is wanted, guilty, or a witness."""
         if op.index in self._wanted:
-            self.kept[op.index] = Capture(op, func, frozen_arguments(kept), kwargs, frozen(outputs))
+            self.kept[op.index] = _captured(op, given, outputs)
         if op.made and len(self.captures) < _MAX_CAPTURES:
-            self.captures[op.index] = Capture(op, func, frozen_arguments(kept), kwargs, frozen(outputs))
-        if name.startswith(WITNESSES) and len(self.witnesses) < _MAX_CAPTURES:
-            self.witnesses[op.index] = Capture(op, func, kept, kwargs, outputs)
-        origins = inherited | {op.index} if op.made else inherited
-        for output, key, fresh, nan, inf in checked:
-            if (nan or inf) and not origins and flow.is_overwritten(key, name):
-                origins = flow.overwritten(key, op)
-            flow.wrote(output, key, bad=nan or inf, fresh=fresh, origins=origins)
+            self.captures[op.index] = _captured(op, given, outputs)
+        if op.name.startswith(WITNESSES) and len(self.witnesses) < _MAX_CAPTURES:
+            self.witnesses[op.index] = Capture(op, given.func, given.kept, given.kwargs, outputs)
+
+    def _pass_on(self, op: Op, given: Given, written: list[_Written], origins: Origins) -> None:
+        """The origins flow into what the operation wrote."""
+        outs = outs_of(given.func)
+        for each in written:
+            bad = each.nan or each.inf
+            self._writer[each.key] = op.index
+            if bad and (op.name in OVERWRITE or op.name in OVERWRITE_PART):
+                self._overwriters[each.key] = op.index
+            if bad and not origins and self.flow.is_overwritten(each.key, op.name):
+                origins = self.flow.overwritten(each.key, op.index)
+            self.flow.wrote(each.tensor, each.key, bad=bad, fresh=each.fresh, origins=origins)
             if outs:  # a part of a buffer that is passed for a result will be read
-                flow.will_be_read(key)
-        return result
+                self.flow.will_be_read(each.key)
+
+    def revise(self, change: Callable[[Op], Op], *, since: int = 0) -> None:
+        """Change the records of operations that the diagnosis ran in place of the program.
+
+        Args:
+            change: gives the new record of an operation.
+            since: the first operation that is changed, by index.
+        """
+        self.ops[since:] = map(change, self.ops[since:])
+        for captures in (self.captures, self.witnesses, self.kept):
+            for index, capture in captures.items():
+                captures[index] = replace(capture, op=self.ops[index])
 
     # ---- answers
 
@@ -261,6 +339,56 @@ class Trace(DispatchMode):
     def origins_of(self, tensor: Tensor) -> Origins:
         """The origins whose non-finite values are in `tensor` now; empty if it is finite."""
         return self.flow.origins_of(tensor)
+
+
+def _read_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The arguments whose values an operation reads."""
+    if outs := outs_of(func):  # `out=`: written to, and not read
+        return args, {key: value for key, value in kwargs.items() if key not in outs}
+    return (args[1:] if name in OVERWRITE else args), kwargs
+
+
+def _outputs_of(given: Given, result: Any) -> tuple[tuple[Tensor, ...], int]:
+    """The tensors that an operation gave, and where those begin that it wrote though its schema does not show it."""
+    outputs = tuple(tensors_in(given.args[:1] if given.mutable and result is None else result))
+    if given.name not in SILENT_WRITERS:
+        return outputs, len(outputs)
+    statistics = [tensor for tensor in tensors_in(given.args[3:5]) if tensor.is_floating_point()]
+    return (*outputs, *statistics), len(outputs)
+
+
+def _examined(output: Tensor, key: int, *, fresh: bool) -> _Written:
+    """What a tensor holds that an operation wrote."""
+    return _Written(output, key, fresh, *extremes(output))
+
+
+def _summary(written: list[_Written]) -> _Summary:
+    """What all of these tensors together hold. The dtype is that of the largest finite value, or else the first."""
+    nan = inf = False
+    absmax: float | None = None
+    dtype = ""
+    bad = values = 0
+    for each in written:
+        if each.nan or each.inf:
+            nan, inf = nan or each.nan, inf or each.inf
+            bad, values = bad + nonfinite_count(each.tensor), values + each.tensor.numel()
+        if each.absmax is not None and (absmax is None or each.absmax > absmax):
+            absmax, dtype = each.absmax, dtype_name(each.tensor.dtype)
+        elif not dtype and each.tensor.is_floating_point():
+            dtype = dtype_name(each.tensor.dtype)
+    return _Summary(nan, inf, absmax, dtype, bad, values)
+
+
+def _made(found: _Summary, nan: bool, inf: bool) -> Made:
+    """What results that hold NaN or Inf show of an operation whose inputs hold `nan` and `inf` (rule 1)."""
+    if found.nan and not nan:
+        return "nan"
+    return "inf" if found.inf and not (nan or inf) else None
+
+
+def _captured(op: Op, given: Given, outputs: tuple[Tensor, ...]) -> Capture:
+    """The operation with copies of what it was given and what it gave."""
+    return Capture(op, given.func, frozen_arguments(given.kept), given.kwargs, frozen(outputs))
 
 
 def earliest(origins: frozenset[int] | Sequence[int], trace: Trace) -> int | None:

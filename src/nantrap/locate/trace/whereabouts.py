@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,18 @@ _ENGINE = "_engine_run_backward"  # the function of torch below which the backwa
 _CHECKPOINT_FILE = os.path.join("torch", "utils", "checkpoint.py")
 
 
+class Spot(NamedTuple):
+    """Where an operation ran, as in `Op`."""
+
+    phase: Phase
+    module: str
+    call: int
+    node: str | None
+    sequence: int
+    place: Place | None
+    inside: bool
+
+
 class Whereabouts:
     """Follows which module runs, through hooks of all modules.
 
@@ -30,15 +42,17 @@ class Whereabouts:
 
     Args:
         root: the model, whose modules have names.
+        ops: the operations of the trace so far.
         optimizer: the trace is that of an update.
     """
 
-    def __init__(self, root: nn.Module, *, optimizer: bool) -> None:
+    def __init__(self, root: nn.Module, ops: list[Op], *, optimizer: bool) -> None:
         self._names = {id(module): name for name, module in root.named_modules()}
+        self._ops = ops
         self._optimizer = optimizer
         self._calls: dict[int, int] = {}
         self._stack: list[tuple[str, int]] = []
-        self._by_sequence: dict[int, Op] = {}
+        self._by_sequence: dict[int, int] = {}
         self._handles: list[Any] = []
 
     def watch(self) -> None:
@@ -53,12 +67,12 @@ class Whereabouts:
         for handle in self._handles:
             handle.remove()
 
-    def describe(self, index: int, name: str) -> Op:
-        """The record of the operation that runs now. Called by the trace's dispatch itself: two frames above the user.
+    def describe(self, index: int) -> Spot:
+        """Where the operation ran that has just ended. Called by what the trace's dispatch calls: the user is three
+        frames above.
 
         Args:
             index: of the operation in the trace.
-            name: of the operation.
         """
         phase: Phase = "optimizer" if self._optimizer else "forward"
         module, call = self._stack[-1] if self._stack else (OUTSIDE, 0)
@@ -66,9 +80,9 @@ class Whereabouts:
         node_name: str | None = None
         place: Place | None = None
         in_backward = is_in_backward()
-        if in_backward and recomputing(sys._getframe(2)):
+        if in_backward and recomputing(sys._getframe(3)):
             in_backward = False
-            around = self._by_sequence.get(sequence_of(current_node()))
+            around = self.maker_of_node(sequence_of(current_node()))
             if around is not None and not self._stack:
                 module, call = around.module, around.call
         if in_backward and not self._stack:  # a running module inside backward is a recomputed forward
@@ -77,22 +91,22 @@ class Whereabouts:
             if node is not None:
                 node_name = node.name()
                 sequence = sequence_of(node)
-                made_by = self._by_sequence.get(sequence)
+                made_by = self.maker_of_node(sequence)
                 if made_by is not None:
                     module, call, place = made_by.module, made_by.call, made_by.place
                 # the `backward` of a custom function, or a hook: the user's own code inside the backward pass
-                place = user_place(sys._getframe(2), inside=_ENGINE) or place
+                place = user_place(sys._getframe(3), inside=_ENGINE) or place
         else:
-            place = user_place(sys._getframe(2))
+            place = user_place(sys._getframe(3))
             module = "optimizer" if self._optimizer else module
-        op = Op(index, name, phase, module, call, node_name, sequence, place, inside=bool(self._stack))
         if phase != "backward" and sequence not in self._by_sequence:
-            self._by_sequence[sequence] = op
-        return op
+            self._by_sequence[sequence] = index
+        return Spot(phase, module, call, node_name, sequence, place, bool(self._stack))
 
     def maker_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""
-        return self._by_sequence.get(sequence)
+        index = self._by_sequence.get(sequence)
+        return None if index is None else self._ops[index]
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))

@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nantrap.finite import readable
+from nantrap.finite import dtype_name, readable
 from nantrap.locate.nodes import (
     ACCUMULATE,
     Call,
@@ -62,7 +62,7 @@ _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
 """Losses that compare with targets, and accept any."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What the live graph of a bad loss showed.
 
@@ -71,7 +71,6 @@ class Evidence:
         capture: the operation with its arguments as far as they are known.
         external: the bad tensor that entered without gradient, if that is the cause.
         inside: the node lies inside the model.
-        crossed: bad values came out of the model.
         last_sequence: sequence number of the loss's node, by which nodes are matched with a replay of the step.
         model_last_sequence: the same of the model's last output, for a replay of the model.
         parameters: the parameters the guilty operation reads directly.
@@ -84,16 +83,15 @@ class Evidence:
     capture: Capture | None = None
     external: External | None = None
     inside: bool = False
-    crossed: bool = False
     last_sequence: int = 0
     model_last_sequence: int = 0
     parameters: tuple[Tensor, ...] = ()
     seen: bool = True
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     witnesses: tuple[Capture, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Input:
     name: str
     edge: Edge | None
@@ -228,7 +226,6 @@ class _Autopsy:
         """The guilty node behind an edge that carries bad values: that of the loss, unless another one is given."""
         origins: list[Evidence] = []
         hidden: list[Evidence] = []
-        crossed = False
         seen: set[Any] = set()
         stack: list[tuple[Any, int]] = [(self.root, 0) if begin is None else (begin.node, begin.output)]
         while stack:
@@ -240,7 +237,6 @@ class _Autopsy:
                 if _bad(node.variable):
                     origins.append(self._state(node))
                 continue
-            crossed = crossed or node in self.boundary
             value = self.value(node, output)
             inputs = list(self.inputs(node))
             below = [(i.edge, i.value) for i in inputs if i.edge is not None]
@@ -262,11 +258,12 @@ class _Autopsy:
             earlier = self.verdict(edge, follow_erased=False)
             if earlier is not None and earlier.capture is not None:
                 chosen = earlier
-        chosen.crossed = crossed
-        chosen.witnesses = tuple(self._witnesses())
-        chosen.last_sequence = sequence_of(self.root)
-        chosen.model_last_sequence = max((sequence_of(node) for node in self.boundary), default=0)
-        return chosen
+        return replace(
+            chosen,
+            witnesses=tuple(self._witnesses()),
+            last_sequence=sequence_of(self.root),
+            model_last_sequence=max((sequence_of(node) for node in self.boundary), default=0),
+        )
 
     def _erased_behind(self, chosen: Evidence) -> Edge | None:
         """The edge whose Inf arithmetic erased (x / inf = 0) before the guilty node failed at the same places."""
@@ -340,20 +337,22 @@ class _Autopsy:
 
     def _evidence_against(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
         """The evidence against a node: its operation, and its operands as far as the graph saved them."""
-        op = self._op(node, name)
-        if operation_name(node.name()) is None:
-            op.name = name
-        op.made = made
-        op.nan, op.inf, _ = extremes(value)
-        op.dtype = str(value.dtype).removeprefix("torch.")
+        nan, inf, _ = extremes(value)
+        op = self._op(node, name)._replace(
+            name=name if operation_name(node.name()) is None else f"aten.{name}",
+            made=made,
+            nan=nan,
+            inf=inf,
+            dtype=dtype_name(value.dtype),
+        )
         capture = None
-        notes = []
+        notes: tuple[str, ...] = ()
         call = self.call(node)
         if call is not None:
             args, kwargs = call.as_traced()
             capture = Capture(op, call.run, args, kwargs, (value,), call.assumed)
             if call.assumed:
-                notes.append(f"{' and '.join(call.assumed)} of {op.name} is not known: it needs no gradient")
+                notes = (f"{' and '.join(call.assumed)} of {op.name} is not known: it needs no gradient",)
         return Evidence(op, capture, inside=node in self.inside, parameters=tuple(self._parameters(node)), notes=notes)
 
     def _data(self, node: Any, name: str, value: Tensor | None) -> Evidence:
@@ -364,9 +363,8 @@ class _Autopsy:
 
     def _state(self, node: Any) -> Evidence:
         """A parameter was bad before the step; its name is known only where the model is."""
-        op = Op(0, "", "state", "", 0, None, -1, None)
         reader, _ = self.consumers[node, 0][0]
-        op.name = f"aten.{operation_name(reader.name()) or reader.name()}"
+        op = Op(0, f"aten.{operation_name(reader.name()) or reader.name()}", "state", "", 0, None, -1, None)
         return Evidence(op, None, External("parameter", "", node.variable), inside=node in self.inside)
 
     def _parameters(self, node: Any) -> Iterator[Tensor]:

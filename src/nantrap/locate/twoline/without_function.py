@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -136,13 +137,13 @@ def replay_loss_part(failed: Failure, part: LossPart, *, wanted: frozenset[int] 
     run = _Backward(part, trace)
     with trace:
         run.go(failed.loss_factor)
-    for op in trace.ops:
-        op.place = None  # the frames on the stack are those of the diagnosis
+    trace.revise(lambda op: op._replace(place=None))  # the frames on the stack are those of the diagnosis
     sinks = [Sink("the gradient that enters the model", "gradient", trace.origins_of(g)) for g in run.arrived]
-    replay = judge(trace, sinks)
-    replay.unknown = tuple(run.unknown)
-    replay.again = lambda wanted: replay_loss_part(failed, part, wanted=wanted).trace
-    return replay
+    return replace(
+        judge(trace, sinks),
+        unknown=tuple(run.unknown),
+        again=lambda wanted: replay_loss_part(failed, part, wanted=wanted).trace,
+    )
 
 
 class _Backward:
@@ -169,8 +170,7 @@ class _Backward:
             except Exception:  # a node that cannot be run again: what comes after it starts from ones
                 self.unknown.append(node)
                 gradients = ()
-            for op in self.trace.ops[begin:]:
-                _belongs_to(op, node)
+            self.trace.revise(functools.partial(_of_node, node), since=begin)
             for edge, gradient in zip(edges(node), gradients, strict=False):
                 if gradient is not None and edge.node is not None:
                     self._arrive(edge.node, edge.output, gradient)
@@ -254,10 +254,11 @@ def _shape_of(node: Any, output: int) -> tuple[tuple[int, ...], torch.dtype, tor
     return result_shape(node, output)
 
 
-def _belongs_to(op: Op, node: Any) -> None:
+def _of_node(node: Any, op: Op) -> Op:
+    """The record of an operation as a part of a node's backward."""
     if op.node is None:
-        op.phase, op.node = "backward", node.name()
-    op.sequence = sequence_of(node)
+        op = op._replace(phase="backward", node=node.name())
+    return op._replace(sequence=sequence_of(node))
 
 
 _Formula = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
