@@ -37,7 +37,7 @@ _FIRST: Final = (
     ("before training: the model", "nantrap preflight module:factory"),
     ("before training: the data", "nantrap data dataset/"),
     ("a code or a word from a message", "nantrap explain NT203"),
-    ("what does all this look like?", "nantrap demo pixeldlm"),
+    ("what does all this look like?", "nantrap demo"),
 )
 """What `nantrap` alone shows: what to do first, by problem."""
 
