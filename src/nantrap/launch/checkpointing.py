@@ -201,33 +201,37 @@ def _options(registry: OptimizerRegistry, state: Any, options: dict[str, Any]) -
     if registry.is_own_call() or not guards or not isinstance(state, Mapping):
         return options
     ranks = guards[0].session.ranks
-    bad = sorted(set(_bad(registry, state)))
     together = ranks.together and not options.get("no_dist")
-    everywhere = bad
-    if together and ranks.acquainted:
-        gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(options.get("process_group")))]
-        dist.all_gather_object(gathered, bad[:20], group=options.get("process_group"))
-        everywhere = sorted({name for names in gathered for name in names})
-    if not everywhere:
+    asks_others, is_alone = together and ranks.acquainted, together and not ranks.acquainted
+    bad = sorted(set(_bad(registry, state)))
+    if asks_others:
+        bad = _of_all_ranks(bad, options.get("process_group"))
+    if not bad:
         return options
     where = options.get("checkpoint_id") or getattr(options.get("storage_writer"), "path", None)
-    place, names = str(where or "a distributed checkpoint"), some_of(everywhere)
-    if registry.settings.strict and (ranks.acquainted or not together):
+    place, names = str(where or "a distributed checkpoint"), some_of(bad)
+    if registry.settings.strict and not is_alone:
         text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
-        findings = tuple(Finding("parameter", name, "state") for name in everywhere)
+        findings = tuple(Finding("parameter", name, "state") for name in bad)
         raise refusal(text, findings, step=max(loop.tally.attempted for loop in guards))
-    prints = not (together and ranks.acquainted) or ranks.prints  # all write it, one says so
-    if registry.settings.observes or where is None or (together and not ranks.acquainted):
-        if prints:
-            registry.say(f"{place} is being saved with non-finite values: {names}")
-        return options
-    kept = "the last good checkpoint of that name stays" if os.path.exists(place) else "nothing of that name is written"
-    beside = f"{place.rstrip('/')}.nonfinite"
-    if prints:
-        registry.say(
-            f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}"
-        )
-    return {**options, "checkpoint_id": beside}
+    if registry.settings.observes or where is None or is_alone:
+        said = f"{place} is being saved with non-finite values: {names}"
+    else:
+        beside = f"{place.rstrip('/')}.nonfinite"
+        there = os.path.exists(place)
+        kept = "the last good checkpoint of that name stays" if there else "nothing of that name is written"
+        said = f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}"
+        options = {**options, "checkpoint_id": beside}
+    if ranks.prints or not asks_others:  # all write it, one says so
+        registry.say(said)
+    return options
+
+
+def _of_all_ranks(names: list[str], group: Any) -> list[str]:
+    """The names that any rank has; each rank gives the first 20 of its own."""
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(gathered, names[:20], group=group)
+    return sorted({name for each in gathered for name in each})
 
 
 def _bad(registry: OptimizerRegistry, state: Mapping[Any, Any]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What a script did by itself: the kinds of such events, one table that counts them, and what is said of them.
 
-`event_detector` notices events, `event_recorder` makes incidents of those with a non-finite value. The table prints a
-line when events of a kind become many, and gives the lines of the summary at the end.
+`event_detector` notices events, and makes incidents of those with a non-finite value. The table prints a line when
+events of a kind become many, and gives the lines of the summary at the end.
 """
 
 from __future__ import annotations

@@ -7,22 +7,26 @@ all the same when it is not finite: where it began and why, as an incident that 
 from __future__ import annotations
 
 import math
+import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nantrap import finite
 from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
+from nantrap.guard.session import Session, Setup
 from nantrap.guard.window import Micro, Window
 from nantrap.incident.wording import some_of
+from nantrap.launch.position import ScriptNeighbours
 from nantrap.launch.roots import names_in_script
 from nantrap.launch.script_loop import ScriptLoop
-from nantrap.launch.shared import Activity
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.shared import Activity, Shared
 from nantrap.locate.twoline.autopsy import examine
 from nantrap.record import StepRecord
 
@@ -118,3 +122,34 @@ class LooseValues:
         """Write the journal."""
         if self.loop is not None:
             self.loop.close()
+
+
+def make_loose_loop(
+    root: nn.Module, leaves: list[Tensor], settings: RunSettings, *, shared: Shared, run_dir: str | os.PathLike[str]
+) -> ScriptLoop:
+    """A guard over tensors that no optimizer owns, to diagnose their values; it never makes a step.
+
+    Args:
+        root: holds the tensors.
+        leaves: the tensors, leaves of a graph.
+        settings: of the run.
+        shared: what the guard shares; the script has no other one.
+        run_dir: where the journal and the incidents go.
+    """
+    never_steps = torch.optim.SGD(leaves, lr=0.0)
+    for group in never_steps.param_groups:
+        del group["lr"]  # there is no learning rate to report
+    session = Session(
+        root,
+        never_steps,
+        Setup(
+            policy=settings.policy(),
+            run_dir=run_dir,
+            quiet=settings.quiet,
+            by="script",
+            neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, None),
+            export=settings.exporters,
+            alerts=settings.alerts(),
+        ),
+    )
+    return ScriptLoop(root, session, shared)

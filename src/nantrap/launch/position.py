@@ -79,30 +79,31 @@ class ScriptNeighbours:
             incident = self._placed(incident, call.origin)
         if incident.dataset_indices or call is None:
             return incident
-        inputs = inputs_of(call)
-        recognised = self._batches.recognise(inputs)
+        recognised = self._batches.recognise(inputs_of(call))
         batch = recognised or call.origin
         if not isinstance(batch, LoadedBatch) or not batch.indices:
             return incident
-        indices, samples = batch.indices, incident.samples
+        samples, are_its_rows = incident.samples, recognised is not None
         if incident.phase == "data" and (recognised is None or batch.entries):
             bad = batch.bad_samples()
-            if batch.entries and bad:
-                samples = bad
-            if set(samples) == set(bad):  # what the loader gave is bad in the same rows, whatever was made of it
-                recognised = batch
-        if recognised is not None and samples and max(samples) < len(indices):
-            notes = incident.notes
-            if batch.original:
-                below = ", ".join(str(batch.original[i]) for i in samples[:_SHOWN])
-                kind = type(batch.dataset()).__name__
-                notes = (f"the dataset is a {kind}: in the dataset below it the index is {below}", *notes)
-            found = tuple(indices[i] for i in samples)
-            if self._samples is not None:
-                self._samples.see(batch.dataset(), found)
-            return replace(incident, samples=samples, dataset_indices=found, notes=notes)
-        shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
+            samples = bad if batch.entries and bad else samples
+            # what the loader gave is bad in the same rows, whatever was made of it
+            are_its_rows = are_its_rows or set(samples) == set(bad)
+        if are_its_rows and samples and max(samples) < len(batch.indices):
+            return self._indexed(incident, batch, samples)
+        shown = ", ".join(map(str, batch.indices[:_SHOWN])) + (", ..." if len(batch.indices) > _SHOWN else "")
         return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
+
+    def _indexed(self, incident: Incident, batch: LoadedBatch, samples: tuple[int, ...]) -> Incident:
+        """The incident with the dataset's indices of these samples of a batch, which go to the list of bad samples."""
+        notes, found = incident.notes, tuple(batch.indices[i] for i in samples)
+        if batch.original:
+            below = ", ".join(str(batch.original[i]) for i in samples[:_SHOWN])
+            kind = type(batch.dataset()).__name__
+            notes = (f"the dataset is a {kind}: in the dataset below it the index is {below}", *notes)
+        if self._samples is not None:
+            self._samples.see(batch.dataset(), found)
+        return replace(incident, samples=samples, dataset_indices=found, notes=notes)
 
     def _placed(self, incident: Incident, batch: LoadedBatch) -> Incident:
         """The incident with the epoch and number of its own batch: a step may have taken others after it."""

@@ -105,15 +105,21 @@ def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) 
     words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
     if not words or not all(isinstance(word, str) for word in words) or not _is_this_python(words[0]):
         return None
-    place = 1
-    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
-        if words[place] in ("-c", "-"):
-            return None
-        place += 2 if words[place] in _WITH_VALUE else 1
+    place = _place_of_program(words)
     program = words[place:]
-    if not program or program == ["-m"] or (program[0] == "-m" and program[1].partition(".")[0] == "nantrap"):
+    if not program or program[0] in ("-c", "-") or program == ["-m"]:
+        return None
+    if program[0] == "-m" and program[1].partition(".")[0] == "nantrap":
         return None
     return [*words[:place], "-m", "nantrap", "run", *program]
+
+
+def _place_of_program(words: Sequence[str]) -> int:
+    """Where the options of Python end in a command: at `-m`, `-c`, `-` or the name of a script."""
+    place = 1
+    while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "-c", "-"):
+        place += 2 if words[place] in _WITH_VALUE else 1
+    return place
 
 
 def _is_this_python(word: str) -> bool:

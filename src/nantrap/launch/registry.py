@@ -5,10 +5,11 @@ Until then the calls of all modules are watched (`module_calls`).
 
 from __future__ import annotations
 
+import fnmatch
 import gc
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,16 @@ from nantrap.errors import NantrapError
 from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
+from nantrap.guard.session import Session, Setup
 from nantrap.guard.torch_private import inner_schedulers
-from nantrap.incident.wording import escaped
+from nantrap.guard.watching.sample_list import as_sample_list
+from nantrap.guard.watching.watch import Limit
+from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.event_detector import note_cleaned
 from nantrap.launch.events import EventTable
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loose_values import LooseValues
-from nantrap.launch.making import make_loop, make_loose_loop
+from nantrap.launch.loose_values import LooseValues, make_loose_loop
+from nantrap.launch.position import ScriptNeighbours
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, owns_some
 from nantrap.launch.script_loop import ScriptLoop
@@ -320,15 +324,7 @@ class OptimizerRegistry:
             self.replicas.watch()
         self.activity.busy = True
         try:
-            entry.loop = make_loop(
-                root,
-                optimizer,
-                self.settings,
-                shared=self.shared,
-                run_dir=self._folder(),
-                schedules=entry.schedules,
-                say=self.say,
-            )
+            entry.loop = self._make_loop(root, optimizer, entry)
             self.guards.append(entry.loop)
             self._tell_apart()
             self._compare_ranks(entry.loop, bare=bare)
@@ -343,6 +339,36 @@ class OptimizerRegistry:
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
             self.activity.busy = False
+
+    def _make_loop(self, root: nn.Module, optimizer: Optimizer, entry: OptimizerEntry) -> ScriptLoop:
+        """The guard of an optimizer, made from the settings of the run."""
+        settings, shared = self.settings, self.shared
+        samples = as_sample_list(settings.bad_samples or None)
+        session = Session(
+            root,
+            optimizer,
+            Setup(
+                policy=settings.policy(),
+                run_dir=self._folder(),
+                quiet=settings.quiet,
+                by="script",
+                watch=_watch(root, settings, self.say),
+                neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, samples),
+                export=settings.exporters,
+                alerts=settings.alerts(),
+                bad_samples=samples,
+                max_grad_norm=settings.clip or None,
+                save_every=_save_every(root, settings, self.say),
+                schedules=entry.schedules,
+            ),
+        )
+        return ScriptLoop(
+            root,
+            session,
+            shared,
+            max_grad_norm=settings.clip or None,
+            checks_epochs=settings.check_state == "epoch",
+        )
 
     def _tell_apart(self) -> None:
         """With several optimizers each printed line says whose step it is: each counts its own steps from 0."""
@@ -407,3 +433,29 @@ def incident_folders(run_dir: Path) -> list[Path]:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _watch(root: nn.Module, settings: RunSettings, say: Callable[[str], None]) -> dict[str, Limit | None]:
+    """What to follow in this model. A name may be meant for the model of another optimizer."""
+    names = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
+    found: dict[str, Limit | None] = {}
+    for pattern, (least, largest) in settings.watches().items():
+        if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            found[pattern] = None if least is largest is None else Limit(min=least, max=largest)
+        else:
+            say(
+                f"--watch {pattern}: no parameter or buffer of {type(root).__name__} has such a name; "
+                f"names look like {some_of(names)}"
+            )
+    return found
+
+
+def _save_every(root: nn.Module, settings: RunSettings, say: Callable[[str], None]) -> int:
+    """How often to save. Of a sharded model each rank holds a part, and one rank alone cannot write the whole."""
+    if settings.save_every and is_sharded(root):
+        say(
+            "--save-every does nothing for a sharded model: save it in the script with "
+            "torch.distributed.checkpoint, which is guarded as well"
+        )
+        return 0
+    return settings.save_every

@@ -229,29 +229,22 @@ class ScriptLoop:
         micro = Micro(Loss(loss, NO_TERMS), root_call=call, position=(progress.epoch, progress.batch))
         asked.open, asked.data = self._always_asks, None
         asked.output = None
-        left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else ()
+        left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else None
         if self._always_asks:
             asked.trained(loss)
         if loss.is_cpu:  # there is no device to wait for: the loss is read before backward frees its graph
             value = finite.value_of(loss)
             micro.values = [value]
             if math.isfinite(value):
-                if left_out and not window.micros and not self._reaches(loss):
-                    self.detector.record_replaced(left_out[0], call)
-                    run()
-                    return
-                tested = [each for each in left_out if asked.was_read(each)] if left_out else ()
-                if tested:
-                    self.detector.record_other_loss(window, micro, tested[0])
                 if left_out:
-                    asked.frames = []
+                    if not window.micros and not self._reaches(loss):
+                        self.detector.record_replaced(left_out[0], call)
+                        run()
+                        return
+                    self._note_left_out(left_out, window, micro)
                 micro.evidence = note_loss_part(loss, call)
             else:
-                if call is not None and self._batches.last:
-                    self._position.note(call, bad=True)
-                with self._activity.of_guard():
-                    micro.evidence = examine(loss, call)
-                self.detector.keep_frames()
+                self._examine(loss, micro)
                 if self._drops(window, alone=alone):
                     self.detector.drop_micro_batch(window, micro)
                     return
@@ -446,6 +439,22 @@ class ScriptLoop:
         asked.open = module.training
         asked.data = None
         return True
+
+    def _note_left_out(self, losses: list[Tensor], window: Window, micro: Micro) -> None:
+        """The script trains on another loss than these, which are not finite: an incident if it tested one of them."""
+        tested = [each for each in losses if self._asked.was_read(each)]
+        if tested:
+            self.detector.record_other_loss(window, micro, tested[0])
+        self._asked.frames = []
+
+    def _examine(self, loss: Tensor, micro: Micro) -> None:
+        """The loss of a micro-batch is not finite: note what its live graph shows, and where the script is."""
+        call = micro.root_call
+        if call is not None and self._batches.last:
+            self._position.note(call, bad=True)
+        with self._activity.of_guard():
+            micro.evidence = examine(loss, call)
+        self.detector.keep_frames()
 
     def _drops(self, window: Window, *, alone: bool) -> bool:
         """Whether a bad micro-batch can be left out: its backward pass is not run, so the others' gradients stay.

@@ -131,20 +131,35 @@ class RunSummary:
 
     def lines(self, code: int) -> list[str]:
         """For people."""
-        if self.in_children and not self.optimizers:
+        if not self.optimizers:
+            return self._without_optimizer()
+        found = [*self._of_steps(), *self.notes]
+        if not self.state_finite:
+            found.append(self._bad_end())
+        if self.stopped:
+            found.append(f"the guard stopped the run (exit code {code})")
+        if self.checkpoint:
+            found.append(self.checkpoint)
+        return found + self._where()
+
+    def _without_optimizer(self) -> list[str]:
+        """What is said of a run in which nothing was guarded."""
+        if self.in_children:
             return ["the training ran in other processes, each of which prints its own summary"]
-        if not self.optimizers and self.own_guards:
+        if self.own_guards:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]
-        if not self.optimizers:
-            nothing = ["no optimizer made a step, so nothing was guarded"]
-            if self.loose_values:
-                nothing.append(
-                    f"{counted(self.loose_values, 'value')} that the script used {_was(self.loose_values)} not finite"
-                )
-                nothing += [f"report: {report}" for report in self.reports[:1]]
-            bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
-            return nothing if self.state_finite else [*nothing, bad]
+        found = ["no optimizer made a step, so nothing was guarded"]
+        if self.loose_values:
+            were = "was" if self.loose_values == 1 else "were"
+            found.append(f"{counted(self.loose_values, 'value')} that the script used {were} not finite")
+            found += [f"report: {report}" for report in self.reports[:1]]
+        if not self.state_finite:
+            found.append(f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed")
+        return found
+
+    def _of_steps(self) -> list[str]:
+        """How many steps were made, and what became of the others."""
         share = f" ({100.0 * self.applied / self.steps:.1f} %)" if self.steps else ""
         made = f"{counted(self.steps, 'step')}, {self.applied:,} applied{share}"
         found = [f"{made}, {counted(self.incidents, 'incident')}"]
@@ -164,24 +179,18 @@ class RunSummary:
             )
         if self.spikes:
             found.append(f"{counted(self.spikes, 'spike')} of loss or gradient norm")
-        found += self.notes
-        if not self.state_finite:
-            found.append(self._bad_end())
-        if self.stopped:
-            found.append(f"the guard stopped the run (exit code {code})")
-        if self.checkpoint:
-            found.append(self.checkpoint)
+        return found
+
+    def _where(self) -> list[str]:
+        """Where the report is, one for each optimizer; without one, the first incident or the journal."""
         report = None if self.run_dir is None else Path(self.run_dir) / "report.html"
         if report is not None and report.exists():
-            found.append(f"report: {_shown(report)}")
             folders = dict.fromkeys(Path(each).parent.parent for each in self.reports)
             others = [each / "report.html" for each in folders if each.resolve() != report.parent.resolve()]
-            found += [f"report: {each}" for each in others if each.exists()]  # of the other optimizers
-        elif self.reports:
-            found.append(f"report: {self.reports[0]}")
-        elif self.run_dir is not None:
-            found.append(f"journal: {self.run_dir}")
-        return found
+            return [f"report: {_shown(report)}", *(f"report: {each}" for each in others if each.exists())]
+        if self.reports:
+            return [f"report: {self.reports[0]}"]
+        return [] if self.run_dir is None else [f"journal: {self.run_dir}"]
 
     def own_lines(self) -> list[str]:
         """For people, of a rank other than 0: what the summary of rank 0 cannot know."""
@@ -244,7 +253,3 @@ def _shown(path: Path) -> str:
 def _relative(text: str) -> str:
     """A text with paths as one would type them here."""
     return text.replace(f"{Path.cwd()}{os.sep}", "")
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
