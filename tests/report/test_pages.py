@@ -13,7 +13,6 @@ import pytest
 
 from nantrap import record
 from nantrap.incident import Action, Fix, Frame, Incident
-from nantrap.report.journals import rows_before
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.poison import path_note, path_of_poison
 from nantrap.report.surroundings import command_text, source_lines, surroundings
@@ -296,15 +295,6 @@ def test_source_lines_come_from_the_file_only_if_it_still_has_the_line(tmp_path:
     assert source_lines(replace(source, text="other = 1")) == ((5, "other = 1"),)
     assert source_lines(replace(source, file="/etc/passwd", line=1)) == ((1, "line_5 = 0"),)
     assert source_lines(replace(source, file=str(tmp_path))) == ((5, "line_5 = 0"),)
-
-
-def test_the_steps_before_are_found_in_a_long_journal(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "long", [line(step, float(step)) for step in range(20_000)])
-    found = rows_before(run / "journal-r0.jsonl", 12_345, most=48)
-    assert [moment.step for moment in found] == list(range(12_345 - 47, 12_346))
-    assert found[-1].numbers["loss"] == 12_345.0
-    assert [m.step for m in rows_before(run / "journal-r0.jsonl", 3, most=48)] == [0, 1, 2, 3]
-    assert rows_before(run / "journal-r7.jsonl", 3, most=48) == []
 
 
 def test_a_command_line_without_secrets() -> None:

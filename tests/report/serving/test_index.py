@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nantrap.report.journals import appended, ending, window
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
 from nantrap.report.serving.summary import RecentSteps, state_of
@@ -125,26 +124,6 @@ def test_a_damaged_cache_is_thrown_away(content: bytes, tmp_path: Path) -> None:
     index.close()
     with contextlib.closing(sqlite3.connect(cache)) as database:
         assert database.execute("SELECT COUNT(*) FROM scans").fetchone() == (1,)
-
-
-def test_the_end_and_the_middle_of_a_journal(tmp_path: Path) -> None:
-    journal = write_run(tmp_path, [line(step, float(step)) for step in range(30_000)]) / "journal-r0.jsonl"
-    last = ending(journal, most_bytes=10_000).rows
-    assert last[-1].step == 29_999
-    assert len(last) < 200
-    assert [row.step for row in window(journal, 17_000, 17_005)] == list(range(17_000, 17_006))
-    assert [row.step for row in window(journal, 0, 2)] == [0, 1, 2]
-    assert window(journal, 40_000, 50_000) == []
-    rows, offset = appended(journal, journal.stat().st_size - 5)
-    assert rows == []
-    assert offset <= journal.stat().st_size
-
-
-def test_lines_that_are_no_steps_are_skipped(tmp_path: Path) -> None:
-    journal = tmp_path / "journal-r0.jsonl"
-    journal.write_text('{"kind": "eval", "step": 3}\n[1]\n{"step": "x"}\nnonsense\n{"step": 1, "loss": "inf"}\n{"st')
-    (row,) = ending(journal).rows
-    assert (row.step, row.numbers) == (1, {"loss": math.inf})
 
 
 APPLIED = ["apply"] * 50
