@@ -20,6 +20,12 @@ _LARGEST = 1e300
 """Beyond it the height of a curve has no meaning, and differences overflow."""
 _FLOOR = 14.0
 """Height of the strip for values that a logarithmic axis cannot show."""
+_WIDTH = 1000
+_SPIKE = 3.0
+"""A largest value beyond this many times the middle one is drawn as a separate stroke."""
+
+
+# ---- axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +158,7 @@ def step_texts(steps: Sequence[float]) -> list[str]:
     return [f"{step:,.0f}" for step in steps]
 
 
-_WIDTH = 1000
-_SPIKE = 3.0
-"""A largest value beyond this many times the middle one is drawn as a separate stroke."""
+# ---- curves and what is drawn over them
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ _LANES = 6
 _DISCS = 6
 _KINDS = ("l1", "l2 dash", "l3 dot", "l1 dot", "l2", "l3 dash")
 _AROUND = 40
+_LIVE_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate", "scale": "Loss scale"}
+_LIVE_STEPS = 600
+_MOST_LIVE_CHARTS = 12
 _KEY = Markup(
     '<span class="key"><svg width="18" height="8" aria-hidden="true"><rect width="18" height="8" class="fband"/>'
     '<path class="l l1" d="M0 4H18"/></svg>min to max, median</span>'
@@ -51,6 +54,9 @@ _HELD_KEY = Markup(
     '<span class="key"><svg width="10" height="10" aria-hidden="true">'
     '<path d="M5 0L10 5L5 10L0 5z" class="fbg l3 thick"/></svg>held out</span>'
 )
+
+
+# ---- the page of a run
 
 
 def run_charts(view: RunView) -> Markup:
@@ -313,6 +319,9 @@ def _describe(title: str, column: Column, view: RunView) -> str:
     )
 
 
+# ---- the page of an incident
+
+
 def magnitudes_chart(view: IncidentView) -> Markup:
     """How large the suspect was over the last steps, against the limit of its dtype, with the step that failed."""
     return Markup("").join(_magnitudes(growth, view.incident.step) for growth in view.magnitudes)
@@ -382,29 +391,27 @@ def _legend(*, logarithmic: bool, gaps: bool) -> list[str]:
     return [*(["log scale"] if logarithmic else []), *(["hatched: not finite"] if gaps else [])]
 
 
-_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate", "scale": "Loss scale"}
-_SHOWN = 600
-_MOST = 12
+# ---- the live page of a run
 
 
 def standing_charts(rows: Sequence[JournalRow]) -> Markup:
     """A chart for each number of the last steps."""
-    rows = rows[-_SHOWN:]
+    rows = rows[-_LIVE_STEPS:]
     if not rows:
         return Markup('<p class="note">No step yet.</p>')
-    names = [*(name for name in _TITLES), *sorted({n for row in rows for n in row.numbers} - _TITLES.keys())]
+    names = [*(name for name in _LIVE_TITLES), *sorted({n for row in rows for n in row.numbers} - _LIVE_TITLES.keys())]
     span = Range(rows[0].step, rows[-1].step)
     skipped = [row.step for row in rows if row.action != "apply"]
     step = np.array([row.step for row in rows])
     figures: list[Markup] = []
     for name in names:
         number = np.array([row.numbers.get(name, math.nan) for row in rows])
-        if not np.isfinite(number).any() or len(figures) == _MOST:
+        if not np.isfinite(number).any() or len(figures) == _MOST_LIVE_CHARTS:
             continue
-        found = envelope(step, number, first=span.first, last=span.last, most=_SHOWN)
+        found = envelope(step, number, first=span.first, last=span.last, most=_LIVE_STEPS)
         logarithmic = False if name == "lr" else None
         scale = scale_for([found], height=150 if name == "loss" else 84, logarithmic=logarithmic)
-        title = _TITLES.get(name, name.replace("terms.", "Term ", 1).replace("watch.", "Watched: ", 1))
+        title = _LIVE_TITLES.get(name, name.replace("terms.", "Term ", 1).replace("watch.", "Watched: ", 1))
         last = value(float(number[-1]), 4)
         figures.append(
             chart(

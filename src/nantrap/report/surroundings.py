@@ -19,11 +19,17 @@ from typing import Any
 from nantrap.incident import Incident, Source
 from nantrap.report.journals import JournalRow, rows_before
 
-# ---- The other steps of a run that failed as an incident did: most of them were counted and not diagnosed again.
+_INCIDENT_MARK = b'"incident":{'
+_MOST_BYTES_SEARCHED = 64 * 1024 * 1024
+_MOST_REPEATS = 2000
+_STEPS_BEFORE = 48
+_CONTEXT = 3
+_LARGEST_SOURCE = 5_000_000
+_MOST_SIBLINGS = 60
+_SECRET = re.compile(r"(key|token|secret|password|passwd|credential)", re.IGNORECASE)
 
-_MARK = b'"incident":{'
-_LONGEST = 64 * 1024 * 1024
-_MOST = 2000
+
+# ---- the other steps of a run that failed as an incident did: most of them were counted and not diagnosed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +51,14 @@ def repeats_of(incident: Incident, journal: Path) -> Repeats:
     whole = True
     try:
         with journal.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            begin = max(0, len(text) - _LONGEST)
+            begin = max(0, len(text) - _MOST_BYTES_SEARCHED)
             whole = begin == 0
             for entry in _marked(text, begin):
                 found = entry["incident"]
                 alike = tuple(found.get(name) for name in ("phase", "module", "op", "cause")) == wanted
                 if alike and entry.get("step") != incident.step and isinstance(entry.get("step"), int):
                     steps.append(entry["step"])
-                if len(steps) == _MOST:
+                if len(steps) == _MOST_REPEATS:
                     break
     except (OSError, ValueError):  # no journal, or an empty one
         return Repeats()
@@ -61,7 +67,7 @@ def repeats_of(incident: Incident, journal: Path) -> Repeats:
 
 def _marked(text: mmap.mmap, begin: int) -> Iterator[dict[str, Any]]:
     """The lines that describe an incident, found without reading the others."""
-    at = text.find(_MARK, begin)
+    at = text.find(_INCIDENT_MARK, begin)
     while at >= 0:
         end = text.find(b"\n", at)
         if end < 0:
@@ -72,13 +78,10 @@ def _marked(text: mmap.mmap, begin: int) -> Iterator[dict[str, Any]]:
             entry = None
         if isinstance(entry, dict) and isinstance(entry.get("incident"), dict):
             yield entry
-        at = text.find(_MARK, end)
+        at = text.find(_INCIDENT_MARK, end)
 
 
-_STEPS_BEFORE = 48
-_CONTEXT = 3
-_LARGEST_SOURCE = 5_000_000
-_MOST_SIBLINGS = 60
+# ---- all that is around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-_SECRET = re.compile(r"(key|token|secret|password|passwd|credential)", re.IGNORECASE)
+# ---- which facts about a run its reports show
 
 
 def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

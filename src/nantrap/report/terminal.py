@@ -27,6 +27,13 @@ from nantrap.report.page_queue import page_is_coming
 
 _WIDEST = 120
 _LONGEST_SOURCE = 400
+_ATOM = re.compile(
+    r"`[^`]*`\S*"  # quoted code
+    r"|[\w.\[\]]+\([^()\n]{0,60}\)[^\s]*"  # a call with its arguments
+    r"|\d[\d,.]* of \d[\d,.]*"  # a count keeps its total
+    r"|\S+"
+)
+_SHORTEST = 20
 _STYLES: Mapping[str, str] = {
     "error": "bold red", "headline": "bold", "frame": "blue", "mark": "red", "label": "bold",
     "help": "bold cyan", "added": "green", "removed": "red",
@@ -57,7 +64,7 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
     on_terminal = asked and is_terminal()
     if color is None:
         color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
-    if width is None and (on_terminal or (asked and _writes_to_a_screen())):
+    if width is None and (on_terminal or (asked and _is_screen(sys.stderr))):
         width = terminal_width()
     reported = incident.bundle is not None and (
         incident.origin_rank not in (None, incident.rank)  # another rank may still be writing its folder
@@ -98,13 +105,13 @@ def is_terminal() -> bool:
     """Whether standard error is a terminal, or the user says that it is to be treated as one."""
     if os.environ.get("FORCE_COLOR"):
         return True
-    return _writes_to_a_screen() and os.environ.get("TERM") != "dumb"
+    return _is_screen(sys.stderr) and os.environ.get("TERM") != "dumb"
 
 
-def _writes_to_a_screen() -> bool:
-    """Whether standard error has lines of a certain width, with colours or without (`TERM=dumb`)."""
+def _is_screen(stream: TextIO) -> bool:
+    """Whether a stream has lines of a certain width, with colours or without (`TERM=dumb`)."""
     try:
-        return sys.stderr.isatty()
+        return stream.isatty()
     except (AttributeError, ValueError):  # closed, or replaced by something that is no file
         return False
 
@@ -275,13 +282,7 @@ def _address(path: str) -> str:
     return f"file://{socket.gethostname()}{quote(Path(path).absolute().as_posix())}"
 
 
-_ATOM = re.compile(
-    r"`[^`]*`\S*"  # quoted code
-    r"|[\w.\[\]]+\([^()\n]{0,60}\)[^\s]*"  # a call with its arguments
-    r"|\d[\d,.]* of \d[\d,.]*"  # a count keeps its total
-    r"|\S+"
-)
-_SHORTEST = 20
+# ---- line wrapping: at spaces only, never inside code, and no single word on the last line
 
 
 def wrapped(text: str, width: int | None, *, first: int | None = None) -> list[str]:
@@ -320,25 +321,21 @@ def _atoms(text: str, width: int) -> list[str]:
     return atoms
 
 
+# ---- lines that do not break a progress bar: `tqdm` clears its bar while something is written
+
+
 def write_line(text: str, stream: TextIO | None = None) -> None:
     """Write a line (or several) to a stream, standard error by default, around any progress bar that is shown there.
 
     On a terminal, lines that are too long are wrapped at spaces, with a hanging indent.
     """
     out = stream or sys.stderr
-    if _is_terminal(out):
+    if _is_screen(out):
         text = "\n".join(_folded(line, terminal_width()) for line in text.split("\n"))
     with contextlib.ExitStack() as aside:
         for bars in _bars():
             aside.enter_context(bars.external_write_mode(file=out))
         print(text, file=out, flush=True)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):
-        return False
 
 
 def _folded(line: str, width: int) -> str:

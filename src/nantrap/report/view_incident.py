@@ -272,6 +272,9 @@ def _similar(incident: Incident, around: Surroundings) -> tuple[tuple[SimilarRow
     return tuple(same), tuple(others)
 
 
+# ---- the rows of its tables
+
+
 def verdict_of(cause: Cause | None) -> Badge:
     """Proven, likely, a guess, or unknown."""
     if cause is None or cause.slug == "unknown":

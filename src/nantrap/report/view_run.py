@@ -190,6 +190,9 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     )
 
 
+# ---- the incidents of a run by cause and place
+
+
 def _groups(events: Sequence[StepEvent], incidents: Mapping[str, Incident]) -> tuple[IncidentGroup, ...]:
     """Incidents by cause, phase and module, the most frequent first.
 
@@ -247,6 +250,9 @@ def _group(
         folder=folder[0] if folder is not None else "",
         folder_step=incident.step if incident is not None else None,
     )
+
+
+# ---- the other parts of the page
 
 
 def _counts(series: Series) -> tuple[int, int]:

@@ -27,7 +27,19 @@ KINDS = {
     "tensorboard": "TensorBoard",
 }
 """The kinds of logs in words."""
-_SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "✖"), "apply": ("warn", "▲")}
+_ACTION_SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "✖"), "apply": ("warn", "▲")}
+_LARGEST_RESULT = 4_000_000
+_MOST_FILES = 12
+_MOST_LINES = 12
+_RESULT_TITLES = {
+    "nantrap.audit": "Checkpoint audit",
+    "nantrap.data": "Data check",
+    "nantrap.check": "Check of the run",
+}
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+# ---- the page of a run
 
 
 def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
@@ -87,7 +99,7 @@ def feed_of(rows: list[JournalRow], run: Path) -> list[dict[str, Any]]:
 
 def event_of(row: JournalRow, folder: str) -> dict[str, Any]:
     """One event of the list beside the curves."""
-    tone, sign = _SIGNS.get(row.action, ("warn", "▲"))
+    tone, sign = _ACTION_SIGNS.get(row.action, ("warn", "▲"))
     entry = BY_SLUG.get(row.cause)
     where = [str(row.incident[name]) for name in ("module", "op") if row.incident.get(name)]
     said = [entry.title if entry is not None else row.cause, ", ".join(where)]
@@ -133,10 +145,7 @@ def lines_of(log: ForeignLog | None) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-_LARGEST = 4_000_000
-_MOST_FILES = 12
-_MOST_LINES = 12
-_TITLES = {"nantrap.audit": "Checkpoint audit", "nantrap.data": "Data check", "nantrap.check": "Check of the run"}
+# ---- results of `nantrap audit --json` and `nantrap data --json` that were saved in the folder of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +164,14 @@ def results_of(run: Path) -> tuple[SavedResult, ...]:
     """The results in the folder of a run, by the schema that they name."""
     found = []
     try:
-        files = sorted(p for p in run.glob("*.json") if p.is_file() and p.stat().st_size < _LARGEST)
+        files = sorted(p for p in run.glob("*.json") if p.is_file() and p.stat().st_size < _LARGEST_RESULT)
     except OSError:
         return ()
     for file in files[:_MOST_FILES]:
         document = read_json(file)
         family = str(document.get("schema", "")).partition("/")[0]
-        if family in _TITLES:
-            found.append(_result(_TITLES[family], file.name, document))
+        if family in _RESULT_TITLES:
+            found.append(_result(_RESULT_TITLES[family], file.name, document))
     return tuple(found)
 
 
@@ -198,7 +207,7 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
     return said
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# ---- `/metrics`: the state of every run in the text format of Prometheus
 
 
 def metrics(runs: Iterable[tuple[Summary, StepCounts | None]]) -> str:

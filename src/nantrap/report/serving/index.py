@@ -29,6 +29,10 @@ _DEPTH = 4
 _MOST_RUNS = 20_000
 _NAMED = ("trainer_state.json", "metrics.csv")
 _ENDINGS = (".jsonl", ".ndjson", ".log", ".out", ".txt", ".csv", ".tsv")
+_MOST_OPEN = 8
+
+
+# ---- where the runs and logs are; links are not followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def _is_newer(checkpoint: Path) -> bool:
     return False
 
 
-_MOST_OPEN = 8
+# ---- what is known of them
 
 
 class Index:

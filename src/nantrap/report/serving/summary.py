@@ -29,6 +29,8 @@ _STALLED_LEAST_SECONDS = 60.0
 _QUIET_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 86_400.0
 _DIVERGING = 3.0
+_SPARK = 60
+_TAIL_BYTES = 96 * 1024
 
 ORDER = (
     "stopped",
@@ -49,6 +51,9 @@ _SIGNS = {
     "skipping": ("warn", "▲"), "recovering": ("warn", "↶"), "incidents": ("warn", "▲"), "unknown": ("muted", "?"),
     "healthy": ("ok", "✓"), "finished": ("muted", "■"),
 }  # fmt: skip
+
+
+# ---- how a run is doing
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +180,7 @@ def _usual(seconds: float) -> str:
     return duration(seconds) if seconds >= 0.95 else f"{seconds:.1g} s"
 
 
-_SPARK = 60
-_TAIL_BYTES = 96 * 1024
+# ---- what the list shows of it
 
 
 @dataclass(frozen=True, slots=True)
