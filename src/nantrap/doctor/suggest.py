@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nantrap.doctor.checks.weights import SMALL_RATE
+from nantrap.doctor.checks.half_weights import SMALL_RATE
 from nantrap.doctor.configuration.precision import weights
 from nantrap.doctor.configuration.setting import Setting, SettingSource, Span, number, whole
 from nantrap.doctor.report import DoctorReport
@@ -53,7 +53,7 @@ def edits_for(report: DoctorReport, repository: Repository, *, level: str | None
             old = number(setting.value)
             if isinstance(new, float) and old is not None and abs(new - old) <= 1e-12 * abs(old):
                 continue
-            text = _written(new, setting, source)
+            text = _written(new, setting)
             edits.setdefault((setting.file, setting.span.start), Edit(setting.file, setting.span, text, why))
     return sorted(edits.values(), key=lambda each: (each.file, each.span.start))
 
@@ -134,7 +134,7 @@ def _mends(source: SettingSource, setting: Setting) -> Iterator[tuple[str, Any, 
         yield "NT803", "bf16-mixed", "mixed precision instead of half-precision weights"
 
 
-def _written(new: Any, setting: Setting, source: SettingSource) -> str:
+def _written(new: Any, setting: Setting) -> str:
     """The new value in the style of the old one."""
     python = setting.file.endswith(".py")
     if isinstance(new, bool):

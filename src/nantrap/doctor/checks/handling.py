@@ -1,15 +1,62 @@
-"""Checks of source code: NaN that is hidden instead of skipped (NT852-NT854, NT870)."""
+"""Checks of what a loop does about NaN (NT851-NT854, NT870, NT874).
+
+Tests that let Inf through or come too late, and code that hides NaN instead of skipping the step.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import computes_loss, core, dotted, is_gradient, is_loss, name_of, operation
-from nantrap.doctor.source.flow import StepEvent, StepFlow, follows, tests_finite, training_flows
+from nantrap.doctor.source.expressions import (
+    computes_loss,
+    core,
+    dotted,
+    is_gradient,
+    is_loss,
+    is_norm,
+    name_of,
+    operation,
+)
+from nantrap.doctor.source.flow import (
+    StepEvent,
+    StepFlow,
+    any_between,
+    expanded,
+    follows,
+    leaves_block,
+    tests_finite,
+    training_flows,
+)
 from nantrap.doctor.source.module import Function, Module
+
+_WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
+
+
+@source_check("isnan_misses_inf")
+def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A loop skips bad steps by isnan, which lets Inf through."""
+    for flow in training_flows(module):
+        if _tests_wider(module, flow):
+            continue
+        for event in flow.of("test"):
+            node = event.node
+            assert isinstance(node, ast.If)
+            if not _guards(node):
+                continue
+            parts = expanded(node.test, event.function)
+            tested = next((t for part in parts if (t := _nan_tested(part, event.function)) is not None), None)
+            if tested is not None:
+                yield Sighting(
+                    "medium",
+                    node.lineno,
+                    ast.unparse(tested),
+                    f"the step is guarded by isnan({ast.unparse(tested)}), which lets Inf through",
+                    "test with torch.isfinite",
+                )
 
 
 @source_check("nan_to_num_on_loss")
@@ -46,14 +93,12 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
 @source_check("zero_gradients_then_step")
 def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Gradients are zeroed when they are NaN, and the optimizer still makes the step."""
-    seen: set[int] = set()
     for flow in training_flows(module):
         steps = flow.of("step")
         for event in flow.of("zeroed"):
-            if event.line in seen or not _zeroes_non_finite(event, flow):
+            if not _zeroes_non_finite(event):
                 continue
             if any(follows(event, step) for step in steps):
-                seen.add(event.line)
                 yield Sighting(
                     "high",
                     event.line,
@@ -70,13 +115,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 and keyword.value.value is False
                 for keyword in node.keywords
             )
-            if (
-                keeps
-                and event.line not in seen
-                and _inside_finite_test(event)
-                and any(follows(event, s) for s in steps)
-            ):
-                seen.add(event.line)
+            if keeps and _inside_finite_test(event) and any(follows(event, s) for s in steps):
                 yield Sighting(
                     "high",
                     event.line,
@@ -139,6 +178,130 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
             )
 
 
+@source_check("check_after_step")
+def check_after_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The loss is tested after the optimizer has already stepped."""
+    for flow in training_flows(module):
+        steps, backwards = flow.of("step"), flow.of("backward")
+        tests = [event for event in flow.of("test") if _loss_tested(event)]
+        for event in tests:
+            before = [
+                step
+                for step in steps
+                if follows(step, event)
+                and step.around.loops == event.around.loops
+                and not any_between(step, backwards, event)
+            ]
+            if not before:
+                continue
+            if any(other is not event and any(follows(other, step) for step in before) for other in flow.of("test")):
+                continue
+            node = event.node
+            assert isinstance(node, ast.If)
+            yield Sighting(
+                "medium",
+                node.lineno,
+                ast.unparse(node.test)[:80],
+                f"the loss is tested after the step of line {before[-1].line}: the weights are NaN by then",
+                "test before backward",
+            )
+
+
+def _tests_wider(module: Module, flow: StepFlow) -> bool:
+    """Whether Inf is tested somewhere in the function or its helpers."""
+    functions = {id(event.function): event.function for event in flow.events}
+    functions[id(flow.function)] = flow.function
+    for name in _WIDER:
+        for call, place in module.calls.get(name, ()):
+            subject = _asked_about(call)
+            if id(place.function) not in functions or subject is None:
+                continue
+            if is_loss(subject) or is_norm(subject, place.function) or is_gradient(core(subject)):
+                return True
+    for name in ("clip_grad_norm_", "clip_grad_norm"):
+        for call, place in module.calls.get(name, ()):
+            if id(place.function) in functions and any(
+                k.arg == "error_if_nonfinite" and _is_true(k.value) for k in call.keywords
+            ):
+                return True
+    for condition, place in module.conditions:
+        if id(place.function) in functions:
+            for each in ast.walk(condition.test):
+                if isinstance(each, ast.Compare) and any(_is_inf(module, side) for side in each.comparators):
+                    return True
+    return False
+
+
+def _asked_about(call: ast.Call) -> ast.expr | None:
+    """`loss` of `torch.isnan(loss)` and of `loss.isnan()`."""
+    if call.args:
+        return call.args[0]
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def _is_true(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _is_inf(module: Module, node: ast.AST) -> bool:
+    value = module.value(node)
+    return isinstance(value, float) and value in (float("inf"), float("-inf"))
+
+
+def _guards(node: ast.If) -> bool:
+    """Whether a test keeps the step from happening, or zeroes something."""
+    if asks_if_good(node.test):
+        return any(
+            isinstance(each, ast.Call) and name_of(each.func) in ("backward", "step")
+            for part in node.body
+            for each in ast.walk(part)
+        ) or leaves_block(node.orelse)
+    if leaves_block(node.body):
+        return True
+    for part in node.body:
+        for each in ast.walk(part):
+            if isinstance(each, (ast.Continue, ast.Break)):
+                return True
+            if isinstance(each, ast.Call) and name_of(each.func) in (
+                "zero_grad",
+                "zero_",
+                "zeros_like",
+                "nan_to_num",
+                "nan_to_num_",
+            ):
+                return True
+            if isinstance(each, ast.Assign) and any(is_loss(target) or is_gradient(target) for target in each.targets):
+                return True
+    return False
+
+
+def _nan_tested(test: ast.expr, function: Function) -> ast.expr | None:
+    """The loss or norm that a condition tests with isnan, or with `loss != loss`."""
+    for each in ast.walk(test):
+        if isinstance(each, ast.Call) and name_of(each.func) == "isnan":
+            subject = _asked_about(each)
+            if subject is not None and (is_loss(subject) or is_norm(subject, function)):
+                inner = core(subject)
+                return inner if isinstance(inner, ast.expr) else subject
+        if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.NotEq):
+            same = ast.dump(each.left) == ast.dump(each.comparators[0])
+            if same and (is_loss(each.left) or is_norm(each.left, function)):
+                return each.left
+    return None
+
+
+def _loss_tested(event: StepEvent) -> bool:
+    """Whether a condition tests a loss for NaN or Inf."""
+    assert isinstance(event.node, ast.If)
+    for part in expanded(event.node.test, event.function):
+        for each in ast.walk(part):
+            if not isinstance(each, ast.Call) or name_of(each.func) not in ("isnan", "isfinite", "isinf"):
+                continue
+            if is_loss(_asked_about(each)):
+                return True
+    return False
+
+
 def asks_if_good(test: ast.expr) -> bool:
     """Whether a condition is true for finite values: `isfinite(x)`, `not isnan(x)`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -192,7 +355,7 @@ def _flag_of_a_test(test: str, function: Function) -> bool:
     return False
 
 
-def _zeroes_non_finite(event: StepEvent, flow: StepFlow) -> bool:
+def _zeroes_non_finite(event: StepEvent) -> bool:
     """Whether a write to a gradient replaces what is not finite by zero."""
     node = event.node
     if isinstance(node, ast.Assign):

@@ -1,54 +1,19 @@
-"""Checks of settings: temperatures, hidden NaN, checkpoints (NT818, NT821-NT823)."""
+"""Checks of what a run keeps: its log, its checkpoints, and the rate that resuming brings back (NT821-NT824)."""
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
-from nantrap.doctor.checks.registry import Sighting, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch, whole
-from nantrap.doctor.repository import Repository
+from nantrap.doctor.repository import Repository, configured_value
+from nantrap.doctor.source.expressions import dotted
+from nantrap.doctor.source.flow import flow_of, follows, is_optimizer
+from nantrap.doctor.source.module import Module
 
-LOW_TEMPERATURE: Final = 0.02
 _LONG: Final = 10_000
-_GENERATION: Final = frozenset(
-    [
-        "top_p",
-        "top_k",
-        "max_new_tokens",
-        "max_tokens",
-        "do_sample",
-        "num_beams",
-        "repetition_penalty",
-        "num_generations",
-        "max_completion_length",
-        "response_length",
-        "max_gen_len",
-        "n_samples",
-        "beam_size",
-        "stop_sequences",
-        "min_p",
-    ]
-)
-_LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
-
-
-@configuration_check("temperature_too_low")
-def temperature_too_low(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
-    """The temperature of a loss is so low that its softmax becomes a step function."""
-    for each in source.all("temperature"):
-        value = number(each.value)
-        if value is None or not 0 <= value < LOW_TEMPERATURE or not _is_loss_temperature(source, each, value):
-            continue
-        yield Sighting(
-            "medium",
-            each.line,
-            each.value,
-            f"{each.name} is {value:g}: logits are multiplied by {1 / value:.0f}" if value else f"{each.name} is 0",
-            "use at least 0.04",
-            each.file,
-        )
 
 
 @configuration_check("nan_filter_hides")
@@ -57,13 +22,11 @@ def nan_filter_hides(source: SettingSource, repository: Repository) -> Iterator[
     found = source.first("nan_filter")
     if found is not None:
         if switch(found.value):
-            yield Sighting(
+            yield Sighting.at(
+                found,
                 "medium",
-                found.line,
-                found.value,
                 f"{found.name} is on: a NaN loss does not show in the log",
                 "logging_nan_inf_filter=False",
-                found.file,
             )
         return
     settings = [
@@ -106,13 +69,11 @@ def checkpoints_too_rare(source: SettingSource, repository: Repository) -> Itera
         elif every >= steps:
             found, why = interval, "the first checkpoint is the last"
     if found is not None:
-        yield Sighting(
+        yield Sighting.at(
+            found,
             "medium",
-            found.line,
-            found.value,
             f"{found.name} is {found.value} in a run of {int(steps):,} steps: {why}",
             "save every 1,000 steps",
-            found.file,
         )
 
 
@@ -124,7 +85,44 @@ def keep_last_too_small(source: SettingSource, repository: Repository) -> Iterat
             continue
         if any(_keeps(other) for other in source.all("keep_best")):
             continue
-        yield Sighting("low", each.line, each.value, f"{each.name} keeps one checkpoint", "keep 3", each.file)
+        yield Sighting.at(each, "low", f"{each.name} keeps one checkpoint", "keep 3")
+
+
+@source_check("resume_overrides_lr")
+def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Resuming restores the old learning rate, whatever the configuration says now."""
+    if "load_state_dict" not in module.calls:
+        return
+    loads = [(call, place) for call, place in module.sites("load_state_dict") if isinstance(call.func, ast.Attribute)]
+    optimizers = [each for each in loads if is_optimizer(module, dotted(each[0].func.value))]  # type: ignore[attr-defined]
+    schedulers = [each for each in loads if "sched" in ast.unparse(each[0].func.value).lower()]  # type: ignore[attr-defined]
+    if not optimizers or not schedulers:
+        return
+    resume, rate = configured_value(module, repository, "resume"), configured_value(module, repository, "lr")
+    if not _is_path(resume) or number(rate) is None:
+        return
+    call, place = schedulers[-1]
+    for function in {id(p.function): p.function for _, p in (*optimizers, *schedulers)}.values():
+        flow = flow_of(module, function)
+        for load in flow.of("load"):
+            if any(follows(load, other) for other in flow.of("set_lr")):
+                return
+    last = max(c.lineno for c, _ in (*optimizers, *schedulers))
+    if any(
+        event.line > last
+        for function in module.functions
+        for event in flow_of(module, function).of("set_lr")
+        if function is place.function
+    ):
+        return
+    yield Sighting(
+        "medium",
+        call.lineno,
+        resume,
+        f"resuming from {resume} loads the optimizer's and the scheduler's state, which brings the old learning rate "
+        f"back; the configured {rate} has no effect",
+        'set group["lr"] after loading',
+    )
 
 
 def _keeps(setting: Setting) -> bool:
@@ -132,13 +130,7 @@ def _keeps(setting: Setting) -> bool:
     return not (value is None or value is False or value == "" or number(value) == 0 or switch(value) is False)
 
 
-def _is_loss_temperature(source: SettingSource, setting: Setting, value: float) -> bool:
-    """Whether a temperature belongs to a loss, and not to the sampling of text."""
-    if {each.names[-1] for each in source.settings if each.parent == setting.parent} & _GENERATION:
-        return False
-    if _LOSS_WORDS.search("_".join(setting.names)):
-        return True
-    if any(each.names[-1] in _GENERATION for each in source.settings):
-        return False
-    training = any(source.first(key) is not None for key in ("lr", "optimizer", "epochs", "total_steps", "clip"))
-    return value > 0 and training and len(setting.names[-1]) > 3
+def _is_path(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value) and value.lower() not in ("none", "null", "false", "no")
+    return (isinstance(value, int) and not isinstance(value, bool) and value > 0) or value is True

@@ -1,4 +1,7 @@
-"""Checks of source code: autocast and the gradient scaler (NT803-NT805, NT857)."""
+"""Checks of mixed precision, in settings and in code (NT801-NT807, NT857).
+
+Which dtype, whether every part asks for the same, autocast and the gradient scaler.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.precision import asked_dtype
-from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.precision import precision
-from nantrap.doctor.configuration.setting import UNKNOWN, SettingSource
-from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import dotted, is_loss, name_of
+from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
+from nantrap.doctor.configuration.precision import Asked, computation, half_flags, precision, says_no
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, number, switch
+from nantrap.doctor.repository import Repository, possible_values
+from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_of
 from nantrap.doctor.source.flow import StepFlow, flow_of, follows
 from nantrap.doctor.source.module import Function, Module, Site
 
+_SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_ROLES: Final = {"trainer": "the trainer", "launcher": "the launcher", "deepspeed": "DeepSpeed", "code": "the code"}
 _AUTOCAST: Final = frozenset(
     {
         "torch.autocast",
@@ -25,10 +29,333 @@ _AUTOCAST: Final = frozenset(
         "torch.cuda.amp.autocast_mode.autocast",
     }
 )
-
 _SCALER: Final = re.compile(
     r"GradScaler|NativeScaler|(loss|amp|grad)_?[sS]caler|[sS]caler\.(scale|step|unscale_)\(|[sS]caler\(\s*loss"
 )
+
+
+@configuration_check("precision_mismatch")
+def precision_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """The trainer, the launcher and DeepSpeed name different dtypes."""
+    if source.role == "launcher":
+        pairs = repository.partners(source, "deepspeed")
+    elif source.role in ("trainer", "code"):
+        pairs = [*repository.partners(source, "launcher"), *repository.partners(source, "deepspeed")]
+    else:
+        return
+    mine = asked_dtype(source)
+    if mine is None or (source.kind == "argparse" and _overridden(source, repository)):
+        return
+    for role in ("launcher", "deepspeed"):
+        theirs = repository.agreed([each for each in pairs if each.role == role], asked_dtype)
+        if theirs is not None and theirs[0] != mine[0]:
+            there = theirs[1]
+            yield Sighting.at(
+                mine[1],
+                "high",
+                f"{_ROLES[source.role]} asks for {_SHORT[mine[0]]} ({mine[1].name}), {_ROLES[role]} for "
+                f"{_SHORT[theirs[0]]} ({there.name} at {there.file}:{there.line})",
+                f"name {_SHORT[theirs[0]]} in both, or leave one of them out",
+            )
+            return
+
+
+@configuration_check("both_half_flags")
+def both_half_flags(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """fp16 and bf16 are both switched on."""
+    fp16, bf16 = half_flags(source)
+    for first in fp16:
+        for second in bf16:
+            if _section(first) == _section(second):
+                yield Sighting(
+                    "high",
+                    second.line,
+                    True,
+                    f"{first.name} (line {first.line}) and {second.name} are both on",
+                    "keep one: bf16 where the hardware has it, else fp16",
+                    second.file,
+                )
+                return
+
+
+@configuration_check("fp16_without_loss_scaling")
+def fp16_without_loss_scaling(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """float16 is used without a loss scaler."""
+    for each in source.all("precision"):
+        found = precision(each.value)
+        if found is not None and found.dtype == "float16" and found.weights:
+            yield Sighting.at(
+                each,
+                "high",
+                f"{each.name} is {each.value}: weights, gradients and optimizer state in float16, without loss scaling",
+                "use bf16-mixed, or 16-mixed, which scales the loss",
+            )
+
+
+@source_check("fp16_without_loss_scaling")
+def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A float16 autocast region whose backward uses no scaler."""
+    if "autocast" not in module.calls or module.is_test or _SCALER.search(module.text):
+        return
+    if "Accelerator" in module.calls or "scale_loss" in module.calls:
+        return
+    for flow in _differentiating(module):
+        backwards = [event for event in flow.of("backward") if not event.scaled and not event.managed]
+        if not backwards:
+            continue
+        for event in flow.of("autocast"):
+            assert isinstance(event.node, ast.Call)
+            dtype = autocast_dtype(module, event.node, event.function)
+            if dtype not in ("float16", "default"):
+                continue
+            if not any(follows(event, backward) for backward in backwards):
+                continue
+            meant = "float16" if dtype == "float16" else "without a dtype, which is float16 on CUDA,"
+            yield Sighting(
+                "high",
+                event.node.lineno,
+                ast.unparse(event.node),
+                f"autocast {meant} around a loss whose backward (line {backwards[0].line}) uses no GradScaler: "
+                "small gradients become zero",
+                "use dtype=torch.bfloat16, or a GradScaler",
+            )
+
+
+@configuration_check("amp_without_dtype")
+def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """Mixed precision is switched on, but nothing says in which dtype."""
+    asked = computation(source)
+    if source.role != "trainer" or asked is None or asked.dtype != "amp" or asked.setting.value == "amp":
+        return
+    if any(switch(each.value) is not False and each.known for each in source.all("scaler")) or repository.scales:
+        return
+    if repository.names_dtype:
+        return
+    if any(
+        each.key in ("precision", "weight_dtype", "loss_scale")
+        and each.value is not True
+        and not says_no(each.value)
+        and each.value is not None
+        for each in source.settings
+    ):
+        return
+    if not any(source.first(key) for key in ("lr", "optimizer", "epochs", "total_steps", "batch_size", "min_lr")):
+        return
+    if any(not each.known for each in (*source.all("fp16"), *source.all("bf16"))):
+        return
+    theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
+    named = "amp" in asked.setting.names[-1] or "amp" in asked.setting.parent
+    bf16 = theirs is not None and theirs[0] == "bfloat16"
+    beside = (
+        f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
+    )
+    yield Sighting(
+        "high" if bf16 else "medium" if named else "low",
+        asked.setting.line,
+        True,
+        f"{asked.setting.name} is on and no dtype is named: torch.autocast on CUDA takes float16, "
+        f"without loss scaling unless the code has a GradScaler{beside}",
+        "name the dtype: bf16: true, and dtype=torch.bfloat16 in torch.autocast",
+        asked.setting.file,
+    )
+
+
+@source_check("amp_without_dtype")
+def autocast_under_accelerator(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """`torch.autocast("cuda")` in a script that is run by Accelerate: it does not follow the launcher."""
+    if "autocast" not in module.calls or "Accelerator" not in module.calls or module.is_test:
+        return
+    if "GradScaler" in module.calls:
+        return
+    for call, place in module.sites("autocast"):
+        if autocast_dtype(module, call, place.function) != "default" or not _around_loss(place):
+            continue
+        here = SettingSource(module.file, "call", (), "code")
+        theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
+        bf16 = theirs is not None and theirs[0] == "bfloat16"
+        yield Sighting(
+            "high" if bf16 else "medium",
+            call.lineno,
+            ast.unparse(call),
+            "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
+            + (
+                f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
+                if bf16 and theirs is not None
+                else ""
+            ),
+            "use accelerator.autocast(), or name the dtype",
+        )
+
+
+@configuration_check("scaler_with_bf16")
+def scaler_with_bf16(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """A loss scaler is used exactly when training is in bfloat16."""
+    asked = computation(source)
+    if asked is None or asked.dtype != "bfloat16" or source.role != "trainer":
+        return
+    for each in source.all("scaler"):
+        if switch(each.value) and each.value is not None:
+            yield Sighting.at(
+                each,
+                "medium",
+                f"{each.name} is on and training is in bf16 ({asked.setting.name}, line {asked.setting.line})",
+                "switch the scaler off; bf16 needs none",
+            )
+
+
+@source_check("scaler_with_bf16")
+def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A GradScaler that is enabled exactly for bfloat16."""
+    for call, place in module.sites("GradScaler"):
+        enabled = keyword_of(call, "enabled")
+        if enabled is not None:
+            if _only_bfloat16(enabled, module, place.function):
+                yield _scaler_found(call)
+            if module.value(enabled, place.function) is not True:
+                continue
+        dtypes = {
+            autocast_dtype(module, other, where.function)
+            for other, where in module.calls.get("autocast", ())
+            if not where.silent
+        }
+        plain = [other for other, _ in module.calls.get("autocast", ())]
+        if dtypes == {"bfloat16"} and plain:
+            yield _scaler_found(call)
+
+
+@configuration_check("explicit_no_overrides_launcher")
+def explicit_no_overrides_launcher(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """The code says mixed_precision="no" although the launcher asks for half precision."""
+    if source.role != "code":
+        return
+    setting = next((each for each in source.settings if each.names == ("mixed_precision",)), None)
+    if setting is None or not setting.known or not says_no(setting.value):
+        return
+    yield from overridden_by_no(source, setting, repository)
+
+
+@source_check("explicit_no_overrides_launcher")
+def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """`Accelerator(mixed_precision=...)` whose value is a choice, or is in a configuration file."""
+    for call, place in module.sites("Accelerator"):
+        given = keyword_of(call, "mixed_precision")
+        if given is None or (isinstance(given, ast.Constant) and module.value(given) is not UNKNOWN):
+            continue
+        here = SettingSource(module.file, "call", (), "code", line=call.lineno)
+        theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
+        if theirs is None or theirs[0] not in ("float16", "bfloat16"):
+            continue
+        choices = possible_values(module, given, place.function, repository)
+        names = {"bf16": "bfloat16", "fp16": "float16"}
+        if any(says_no(each) for each in choices) and not any(names.get(str(each)) == theirs[0] for each in choices):
+            yield Sighting(
+                "high",
+                call.lineno,
+                ast.unparse(given),
+                f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher '
+                f"asks for ({theirs[1].file}:{theirs[1].line})",
+                "drop the argument; the launcher decides then",
+            )
+
+
+@configuration_check("static_loss_scale")
+def static_loss_scale(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """fp16 runs with a loss scale that never changes."""
+    for each in source.all("loss_scale"):
+        scale = number(each.value)
+        if scale is None or scale <= 0 or not _fp16_beside(source, each) or _is_weight(source, each):
+            continue
+        yield Sighting.at(
+            each,
+            "medium",
+            f"{each.name} is {each.value}: the loss scale of fp16 is fixed and cannot follow the gradients",
+            "set it to 0 (or dynamic), so that it adapts",
+        )
+
+
+@source_check("static_loss_scale")
+def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """`amp.initialize(..., loss_scale=128.0)` of apex."""
+    for call, place in module.sites("initialize"):
+        if "amp" not in module.resolve(call.func):
+            continue
+        given = keyword_of(call, "loss_scale")
+        scale = number(module.value(given, place.function)) if given is not None else None
+        if scale is not None and scale > 0:
+            yield Sighting(
+                "medium", call.lineno, scale, f"the loss scale is fixed at {scale:g}", 'use loss_scale="dynamic"'
+            )
+
+
+@source_check("scaler_made_in_loop")
+def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A new GradScaler is made again and again."""
+    for flow in _all_flows(module, "GradScaler"):
+        steps = flow.of("step")
+        optimizers = flow.of("optimizer")
+        for scaler in flow.of("scaler"):
+            if not scaler.around.loops:
+                continue
+            around = set(scaler.around.loops)
+            if not any(around & set(step.around.loops) for step in steps):
+                continue
+            if any(around & set(other.around.loops) for other in optimizers):
+                continue
+            yield Sighting(
+                "medium",
+                scaler.line,
+                ast.unparse(scaler.node),
+                "a new GradScaler in each pass of a loop that trains: its scale is lost every time",
+                "make it once, before the loop",
+            )
+
+
+def asked_dtype(source: SettingSource) -> tuple[str, Setting] | None:
+    """The dtype that a source names, for comparison with another source."""
+    asked = computation(source)
+    return (asked.dtype, asked.setting) if asked is not None and asked.dtype in _SHORT else None
+
+
+def overridden_by_no(source: SettingSource, setting: Setting, repository: Repository) -> Iterator[Sighting]:
+    """The finding of NT806 at a setting, if the launcher asks for half precision."""
+    theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
+    if theirs is not None and theirs[0] in ("float16", "bfloat16"):
+        yield Sighting(
+            "high",
+            setting.line,
+            "no",
+            f'mixed_precision="no" overrides the launcher, which asks for {_SHORT[theirs[0]]} '
+            f"({theirs[1].file}:{theirs[1].line})",
+            "drop the argument; the launcher decides then",
+            setting.file,
+        )
+
+
+def _fp16_beside(source: SettingSource, scale: Setting) -> bool:
+    if scale.parent and scale.parent[-1] in ("fp16", "amp", "mixed_precision"):
+        switches = [each for each in source.all("fp16") if each.names[: len(scale.parent)] == scale.parent]
+        if switches:
+            return all(switch(each.value) is True for each in switches)
+    asked: Asked | None = computation(source)
+    return asked is not None and asked.dtype == "float16"
+
+
+def _is_weight(source: SettingSource, scale: Setting) -> bool:
+    beside = [each.names[-1] for each in source.settings if each.parent == scale.parent and each is not scale]
+    return any(name.endswith(("_weight", "_loss", "_coef", "_lambda")) and "loss" in name for name in beside)
+
+
+def _section(setting: Setting) -> tuple[str, ...]:
+    """The section of a switch; that of `fp16.enabled` is the one that contains `fp16`."""
+    return setting.names[:-2] if setting.names[-1] in ("enabled", "enable") else setting.parent
+
+
+def _overridden(source: SettingSource, repository: Repository) -> bool:
+    """Whether a launch line may give another value for an argparse default."""
+    return any(
+        line.kind == "shell" and line.script and source.file.endswith(line.script.rsplit("/", 1)[-1])
+        for line in repository.sources
+    )
 
 
 def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | None:
@@ -71,109 +398,6 @@ def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
     return "'cuda" in text or '"cuda' in text
 
 
-@source_check("fp16_without_loss_scaling")
-def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """A float16 autocast region whose backward uses no scaler."""
-    if "autocast" not in module.calls or module.is_test or _SCALER.search(module.text):
-        return
-    if "Accelerator" in module.calls or "scale_loss" in module.calls:
-        return
-    seen: set[int] = set()
-    for flow in _differentiating(module):
-        backwards = [event for event in flow.of("backward") if not event.scaled and not event.managed]
-        if not backwards:
-            continue
-        for event in flow.of("autocast"):
-            assert isinstance(event.node, ast.Call)
-            dtype = autocast_dtype(module, event.node, event.function)
-            if dtype not in ("float16", "default") or event.node.lineno in seen:
-                continue
-            if not any(follows(event, backward) for backward in backwards):
-                continue
-            seen.add(event.node.lineno)
-            meant = "float16" if dtype == "float16" else "without a dtype, which is float16 on CUDA,"
-            yield Sighting(
-                "high",
-                event.node.lineno,
-                ast.unparse(event.node),
-                f"autocast {meant} around a loss whose backward (line {backwards[0].line}) uses no GradScaler: "
-                "small gradients become zero",
-                "use dtype=torch.bfloat16, or a GradScaler",
-            )
-
-
-@source_check("amp_without_dtype")
-def autocast_under_accelerator(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """`torch.autocast("cuda")` in a script that is run by Accelerate: it does not follow the launcher."""
-    if "autocast" not in module.calls or "Accelerator" not in module.calls or module.is_test:
-        return
-    if "GradScaler" in module.calls:
-        return
-    for call, place in module.sites("autocast"):
-        if autocast_dtype(module, call, place.function) != "default" or not _around_loss(place, call):
-            continue
-        here = SettingSource(module.file, "call", (), "code")
-        theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
-        bf16 = theirs is not None and theirs[0] == "bfloat16"
-        yield Sighting(
-            "high" if bf16 else "medium",
-            call.lineno,
-            ast.unparse(call),
-            "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
-            + (
-                f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
-                if bf16 and theirs is not None
-                else ""
-            ),
-            "use accelerator.autocast(), or name the dtype",
-        )
-
-
-@source_check("scaler_with_bf16")
-def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """A GradScaler that is enabled exactly for bfloat16."""
-    for call, place in module.sites("GradScaler"):
-        enabled = next((keyword.value for keyword in call.keywords if keyword.arg == "enabled"), None)
-        if enabled is not None:
-            if _only_bfloat16(enabled, module, place.function):
-                yield _scaler_found(call)
-            if module.value(enabled, place.function) is not True:
-                continue
-        dtypes = {
-            autocast_dtype(module, other, where.function)
-            for other, where in module.calls.get("autocast", ())
-            if not where.silent
-        }
-        plain = [other for other, _ in module.calls.get("autocast", ())]
-        if dtypes == {"bfloat16"} and plain:
-            yield _scaler_found(call)
-
-
-@source_check("scaler_made_in_loop")
-def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """A new GradScaler is made again and again."""
-    seen: set[int] = set()
-    for flow in _all_flows(module, "GradScaler"):
-        steps = flow.of("step")
-        optimizers = flow.of("optimizer")
-        for scaler in flow.of("scaler"):
-            if scaler.line in seen or not scaler.around.loops:
-                continue
-            around = set(scaler.around.loops)
-            if not any(around & set(step.around.loops) for step in steps):
-                continue
-            if any(around & set(other.around.loops) for other in optimizers):
-                continue
-            seen.add(scaler.line)
-            yield Sighting(
-                "medium",
-                scaler.line,
-                ast.unparse(scaler.node),
-                "a new GradScaler in each pass of a loop that trains: its scale is lost every time",
-                "make it once, before the loop",
-            )
-
-
 def _differentiating(module: Module) -> Iterator[StepFlow]:
     """The flows of every function with a backward."""
     for function in module.functions:
@@ -191,7 +415,7 @@ def _all_flows(module: Module, needed: str) -> Iterator[StepFlow]:
             yield flow_of(module, function)
 
 
-def _around_loss(place: Site, call: ast.Call) -> bool:
+def _around_loss(place: Site) -> bool:
     """Whether a with-block computes a loss that is trained on."""
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):

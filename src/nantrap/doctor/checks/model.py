@@ -1,4 +1,4 @@
-"""Checks of source code: how the model is called and stored (NT867-NT869, NT873)."""
+"""Checks of how the model is called, of its epsilons, and of anomaly detection (NT867-NT869)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from nantrap.doctor.checks.half_weights import HALF_EPS, halved_models
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.checks.weights import HALF_EPS
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, name_of, operation
+from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, keyword_of, name_of, operation
 from nantrap.doctor.source.flow import flow_of
-from nantrap.doctor.source.halved import halved_models
 from nantrap.doctor.source.module import Function, Module, Site
 
 _NO_FORWARD: Final = frozenset(
@@ -63,7 +62,9 @@ _NO_FORWARD_BEGINNINGS: Final = (
 )
 _NO_GRADIENT: Final = re.compile(r"variance|gumbel|noise|uniform|register_buffer|quant")
 _SAMPLING: Final = re.compile(r"sampl|generat|decode|quanti")
-TINY_EPS: Final = 1e-16
+_TINY_EPS: Final = 1e-16
+_Epsilon = tuple[ast.expr, Function, str]
+"""Its expression, the function it is in, and its role: `divisor`, `clamp`, `log` or `argument`."""
 
 
 @source_check("ddp_bypassed")
@@ -92,15 +93,13 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
 def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[Sighting]:
     """An epsilon that is zero in the precision in which it is used."""
     half = any(other is module or _beside(other, module) for other in _float16(repository))
-    seen: set[int] = set()
     for node, function, where in _epsilons(module):
         value = module.value(node, function)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
             continue
-        tiny = value <= TINY_EPS and isinstance(node, ast.Constant) and not _apart(module, node, function)
-        if (not tiny and (not half or where == "argument")) or node.lineno in seen:
+        tiny = value <= _TINY_EPS and isinstance(node, ast.Constant) and not _apart(module, node, function)
+        if not tiny and (not half or where == "argument"):
             continue
-        seen.add(node.lineno)
         yield Sighting(
             "high" if half else "medium",
             node.lineno,
@@ -117,7 +116,7 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Sig
     """Anomaly detection is always on."""
     found = []
     for call, place in module.sites("set_detect_anomaly"):
-        mode = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "mode"), None)
+        mode = call.args[0] if call.args else keyword_of(call, "mode")
         if isinstance(mode, ast.Constant) and mode.value is True and not place.conditional:
             found.append(call)
     for call, place in module.sites("detect_anomaly"):
@@ -126,20 +125,6 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Sig
     for call in found:
         words = "anomaly detection is always on: training is several times slower"
         yield Sighting("low", call.lineno, True, words, "remove it")
-
-
-@source_check("half_weights_trained")
-def half_weights_trained(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """The weights themselves are float16, and they are trained."""
-    for found in halved_models(module):
-        if found.dtype == "float16":
-            yield Sighting(
-                "high",
-                found.line,
-                found.text,
-                f"{found.name} has float16 weights and is trained (line {found.trained_by.lineno})",
-                "keep float32 weights and use mixed precision",
-            )
 
 
 def _through_module(func: ast.AST) -> bool:
@@ -204,10 +189,6 @@ def _beside(other: Module, module: Module) -> bool:
     """Whether a training file imports a module by the name of its file."""
     stem = module.file.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".py")
     return any(target.split(".")[-2:-1] == [stem] or target.split(".")[-1] == stem for target in other.imports.values())
-
-
-_Epsilon = tuple[ast.expr, Function, str]
-"""Its expression, the function it is in, and its role: `divisor`, `clamp`, `log` or `argument`."""
 
 
 def _epsilons(module: Module) -> Iterator[_Epsilon]:

@@ -6,7 +6,8 @@
         '''fp16 and bf16 are both switched on.'''
         yield Sighting("high", line, value, "message", "fix")
 
-A code may have a check of configurations and one of source code.
+A code may have a check of configurations and one of source code. The report has one finding for a code and a line: a
+check may see a line twice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from nantrap.doctor.configuration.setting import Setting
 from nantrap.doctor.report import Risk
 from nantrap.incident.checks import CHECKS_BY_SLUG, CheckCode
 
@@ -29,6 +31,11 @@ class Sighting:
     message: str
     fix: str
     file: str | None = None
+
+    @classmethod
+    def at(cls, setting: Setting, risk: Risk, message: str, fix: str) -> Sighting:
+        """What was seen of a setting, at its place."""
+        return cls(risk, setting.line, setting.value, message, fix, setting.file)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Iterator[Sighting]])

@@ -1,17 +1,19 @@
-"""Checks of settings: clipping, accumulation and batch size (NT811, NT812, NT819, NT820)."""
+"""Checks of clipping, accumulation and batch size, in settings and in code (NT811, NT812, NT819, NT820)."""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Sighting, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.precision import computation, is_half
 from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch, whole
 from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.module import Module
 
-WIDE_NORM: Final = 100.0
+_WIDE_NORM: Final = 100.0
 
 
 @configuration_check("clip_ineffective")
@@ -19,10 +21,30 @@ def clip_ineffective(source: SettingSource, repository: Repository) -> Iterator[
     """The gradient is clipped at a norm that it never reaches."""
     for each in source.all("clip"):
         norm = number(each.value)
-        if norm is None or not WIDE_NORM <= norm < math.inf:
+        if norm is None or not _WIDE_NORM <= norm < math.inf:
             continue
+        yield Sighting.at(each, "medium", f"{each.name} is {norm:g}: it clips nothing", "clip at 1.0")
+
+
+@source_check("clip_ineffective")
+def clip_call_ineffective(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """`clip_grad_norm_` with a norm that is never reached."""
+    for call, place in module.sites("clip_grad_norm_", "clip_grad_norm"):
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        managed = isinstance(call.func, ast.Attribute) and not module.resolve(call.func).startswith("torch")
+        given = keywords.get("max_norm") or (call.args[1] if len(call.args) > 1 else None)
+        if given is None and managed and len(call.args) == 1:
+            given = call.args[0]
+        norm = number(module.value(given, place.function)) if given is not None else None
+        if norm is None or not _WIDE_NORM <= norm < math.inf:
+            continue
+        used = not isinstance(place.statement, ast.Expr)
         yield Sighting(
-            "medium", each.line, each.value, f"{each.name} is {norm:g}: it clips nothing", "clip at 1.0", each.file
+            "low" if used and norm >= 1e4 else "medium",
+            call.lineno,
+            norm,
+            f"gradients are clipped at a norm of {norm:g}: it clips nothing",
+            'write float("inf") if only the norm is wanted, else 1.0',
         )
 
 
@@ -39,13 +61,11 @@ def clip_missing(source: SettingSource, repository: Repository) -> Iterator[Sigh
         norm = number(each.value)
         off = each.value is None or each.value is False or (norm is not None and norm <= 0)
         if off and each.known and not any((number(other.value) or 0) > 0 for other in clips):
-            yield Sighting(
+            yield Sighting.at(
+                each,
                 "medium",
-                each.line,
-                each.value,
                 f"{each.name} is {_shown(each.value)}: gradients are not clipped, in half precision",
                 "clip at 1.0",
-                each.file,
             )
             return
     rate = source.first("lr")
@@ -54,13 +74,11 @@ def clip_missing(source: SettingSource, repository: Repository) -> Iterator[Sigh
         return
     if source.role == "deepspeed" or repository.clips or source.kind in ("shell", "call") or source.references:
         return
-    yield Sighting(
+    yield Sighting.at(
+        asked.setting,
         "low",
-        asked.setting.line,
-        asked.setting.value,
         f"training in half precision ({asked.setting.name}), and no setting clips the gradients",
         "clip at 1.0",
-        asked.setting.file,
     )
 
 

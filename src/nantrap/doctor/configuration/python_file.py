@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nantrap.doctor.configuration.names import named_setting, plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, SettingSource, Span, quoted, scalar
-from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, last_name
+from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, keyword_of, last_name
 
 if TYPE_CHECKING:
     from nantrap.doctor.source.module import Function, Module, Site
@@ -250,7 +250,7 @@ class PythonSettings:
 
     def _schedule(self, call: ast.Call, values: Mapping[str, Any]) -> list[Setting]:
         """The settings that a schedule is made with, in the section of its optimizer."""
-        first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "optimizer"), None)
+        first = call.args[0] if call.args else keyword_of(call, "optimizer")
         section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
         if last_name(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
             return [self._setting((section or "optimizer", "eta_min"), evaluate(call.args[2], values), call.args[2])]

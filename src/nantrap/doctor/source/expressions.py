@@ -117,6 +117,11 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def keyword_of(call: ast.Call, name: str) -> ast.expr | None:
+    """The value of a keyword of a call, or None."""
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
 def defaults_of(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
     """The arguments of a function that have a default, with it."""
     positional = [*arguments.posonlyargs, *arguments.args]

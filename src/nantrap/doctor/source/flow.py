@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -116,6 +117,11 @@ def follows(first: StepEvent, second: StepEvent) -> bool:
         return False
     arms = dict(first.around.arms)
     return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
+
+
+def any_between(first: StepEvent, events: Iterable[StepEvent], last: StepEvent) -> bool:
+    """Whether one of some events can come between two others."""
+    return any(follows(first, each) and follows(each, last) for each in events)
 
 
 def flow_of(module: Module, function: Function) -> StepFlow:

@@ -1,0 +1,200 @@
+"""Checks of learning rate and warm-up, in settings and in schedules (NT808-NT810, NT813, NT814)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
+from nantrap.doctor.configuration.names import plain
+from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number
+from nantrap.doctor.repository import Repository, resolved_value
+from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.module import Function, Module
+
+_HIGH: Final = 1e-2
+_LONG: Final = 10_000
+_SHORT_WARMUP: Final = 100
+_SMALL_RATIO: Final = 0.005
+_MIN_LR: Final = re.compile(r"^_?(min_lr|lr_min|eta_min|min_learning_rate|minimum_lr|end_lr|final_lr)$")
+_BASE_LR: Final = re.compile(r"(^|_)(lr|learning_rate|base_lr|max_lr|peak_lr|init_lr|initial_lr)$")
+_A_RATIO: Final = 1e-2
+"""A smallest learning rate of this size is a share of the peak already."""
+
+
+@source_check("min_lr_as_factor")
+def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A LambdaLR function returns a smallest learning rate where a factor is expected."""
+    for call, place in module.sites("LambdaLR"):
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "lr_lambda"] or list(call.args[1:2])
+        for node in given:
+            for function, body in _functions(module, node, place.function, call.lineno):
+                floor = _absolute_floor(module, body, function, repository)
+                if floor is not None:
+                    yield Sighting(
+                        "medium",
+                        floor.lineno,
+                        ast.unparse(floor)[:80],
+                        f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a "
+                        "learning rate: the smallest one is the product of both",
+                        "divide by the initial learning rate: min_lr / lr",
+                    )
+                    break
+
+
+@configuration_check("min_lr_above_lr")
+def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """The smallest learning rate is larger than the learning rate itself."""
+    for each in source.all("min_lr"):
+        least = number(each.value)
+        rates = [other for other in source.all("lr") if number(other.value) is not None]
+        if least is None or least <= 0 or not rates:
+            continue
+        beside = source.near(each, "lr")
+        peak = number(beside.value) if beside is not None else None
+        if beside is None or peak is None or peak <= 0 or least < peak:
+            continue
+        same = least == peak
+        yield Sighting.at(
+            each,
+            "low" if same else "medium",
+            f"{each.name} is {least:g}, "
+            + (
+                f"the same as {beside.name}: the learning rate never falls"
+                if same
+                else f"above {beside.name} = {peak:g}"
+            ),
+            f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}"
+            if same
+            else f"swap {each.name} and {beside.name}",
+        )
+
+
+@configuration_check("lr_high")
+def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """The learning rate is far above what Adam can use."""
+    for each in source.all("lr"):
+        rate = number(each.value)
+        if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
+            continue
+        optimizer = source.near(each, "optimizer")
+        name = optimizer.value if optimizer is not None else "AdamW, the default"
+        yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4")
+
+
+@configuration_check("warmup_too_short")
+def warmup_too_short(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """A long Adam run has almost no warm-up."""
+    total = source.first("total_steps")
+    steps = number(total.value) if total is not None else None
+    if total is None or steps is None or steps < _LONG:
+        return
+    ratio = source.first("warmup_ratio")
+    share = number(ratio.value) if ratio is not None else None
+    count = source.first("warmup_steps")
+    if ratio is not None and (share is None or share >= _SMALL_RATIO):
+        return
+    if source.first("warmup_epochs") is not None and number(source.value("warmup_epochs")) != 0:
+        return
+    chosen = count if count is not None else ratio
+    if chosen is None or not uses_adam(source, chosen):
+        return
+    warmup = number(count.value) if count is not None else (share or 0.0) * steps
+    if count is not None and share and share > 0 and not warmup:
+        warmup = share * steps
+    if warmup is None or not 0 <= warmup < _SHORT_WARMUP or (count is not None and 0 < warmup < 1):
+        return
+    yield Sighting.at(
+        chosen,
+        "low",
+        f"{chosen.name} is {chosen.value} in a run of {int(steps):,} steps with Adam",
+        f"warm up for 1 to 3 % of the steps: {int(steps * 0.01):,} to {int(steps * 0.03):,}",
+    )
+
+
+@configuration_check("warmup_exceeds_training")
+def warmup_exceeds_training(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
+    """The warm-up is as long as the training, or longer."""
+    for each in source.all("warmup_steps"):
+        total = source.near(each, "total_steps")
+        warmup, steps = number(each.value), number(total.value) if total is not None else None
+        if total is None or warmup is None or steps is None or steps < 1 or warmup < 1 or warmup < steps:
+            continue
+        yield Sighting.at(
+            each,
+            "medium",
+            f"{each.name} is {warmup:g} and {total.name} is {steps:g}: the learning rate never reaches its peak",
+            f"shorten the warm-up to about {max(1, int(steps * 0.03)):,} steps",
+        )
+
+
+def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
+    """Whether the optimizer that belongs to a setting is known to be of the Adam family."""
+    optimizer = source.near(setting, "optimizer") if setting is not None else source.first("optimizer")
+    if optimizer is not None:
+        return is_adam(optimizer.value) is True
+    return source.framework == "hf" and source.kind != "argparse"  # its default is AdamW
+
+
+def _is_factor(source: SettingSource) -> bool:
+    """Whether a schedule multiplies the learning rate by d^-0.5 and the like, so that 1.0 is an ordinary value."""
+    return any(isinstance(each.value, str) and "noam" in each.value.lower() for each in source.settings)
+
+
+def _functions(
+    module: Module, node: ast.expr, function: Function, line: int
+) -> Iterator[tuple[Function, list[ast.expr]]]:
+    """The function that a schedule is made of, and the expressions it returns."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        for item in node.elts:
+            yield from _functions(module, item, function, line)
+        return
+    if isinstance(node, ast.Call):  # a factory, or functools.partial
+        inner = node.args[0] if name_of(node.func) == "partial" and node.args else node.func
+        yield from _functions(module, inner, function, line)
+        return
+    if isinstance(node, ast.Lambda):
+        yield function, [node.body]
+        return
+    name = name_of(node)
+    given = function.latest(dotted(node), line) if dotted(node) else None
+    if isinstance(given, ast.Lambda):
+        yield function, [given.body]
+        return
+    for found in module.by_name.get(name, ()):
+        yield found, [each for each in ast.walk(found.node) if isinstance(each, (ast.Call, ast.BinOp))]
+
+
+def _absolute_floor(
+    module: Module, returned: list[ast.expr], function: Function, repository: Repository
+) -> ast.Call | None:
+    """The `max(..., min_lr)` of a factor that a scheduler multiplies by, where that is a learning rate."""
+    for value in returned:
+        for each in ast.walk(value):
+            if (
+                isinstance(each, ast.BinOp)
+                and isinstance(each.op, ast.Div)
+                and _BASE_LR.search(plain(name_of(each.right)))
+            ):
+                return None
+    for value in returned:
+        for each in ast.walk(value):
+            if isinstance(each, ast.Call) and name_of(each.func) in ("max", "maximum"):
+                for argument in each.args:
+                    if _MIN_LR.match(plain(name_of(argument))) and _is_rate(module, argument, function, repository):
+                        return each
+    return None
+
+
+def _is_rate(module: Module, node: ast.expr, function: Function, repository: Repository) -> bool:
+    """Whether a smallest learning rate is absolute: not divided by the base learning rate, and not a factor."""
+    at: Function | None = function
+    while at is not None:
+        given = at.latest(dotted(node), node.lineno)
+        if given is not None and any(isinstance(each, ast.Div) for each in ast.walk(given)):
+            return False
+        at = at.parent
+    value = number(resolved_value(module, node, function, repository))
+    return value is None or 0 < value < _A_RATIO

@@ -1,0 +1,287 @@
+"""Checks of a training loop (NT855, NT856, NT871, NT872, NT875-NT877).
+
+The order of clipping, stepping and clearing, what the optimizer owns, and how often it steps.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nantrap.doctor.checks.registry import Sighting, source_check
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.expressions import dotted
+from nantrap.doctor.source.flow import StepEvent, StepFlow, any_between, follows, is_optimizer, training_flows
+from nantrap.doctor.source.module import Function, Module
+
+
+@source_check("clip_before_unscale")
+def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are clipped while they are still multiplied by the loss scale."""
+    for flow in training_flows(module):
+        unscales = flow.of("unscale")
+        steps = [event for event in flow.of("step") if event.scaled]
+        for clip in flow.of("clip"):
+            if clip.managed or _clips_master(clip.node):
+                continue
+            for backward in flow.of("backward"):
+                if not backward.scaled or not follows(backward, clip) or not any(follows(clip, step) for step in steps):
+                    continue
+                if any_between(backward, unscales, clip):
+                    continue
+                if any_between(backward, steps, clip):
+                    continue  # the step came first: that is another fault
+                yield Sighting(
+                    "high",
+                    clip.line,
+                    ast.unparse(clip.node)[:80],
+                    f"gradients are clipped before scaler.unscale_: they are still multiplied by the loss scale "
+                    f"(backward at line {backward.line})",
+                    "call scaler.unscale_(optimizer) before it",
+                )
+                break
+
+
+@source_check("clip_after_step")
+def clip_after_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are clipped after the optimizer has used them."""
+    for flow in training_flows(module):
+        steps, backwards = flow.of("step"), flow.of("backward")
+        for clip in flow.of("clip"):
+            before = [s for s in steps if follows(s, clip) and not any_between(s, backwards, clip)]
+            if not before:
+                continue
+            if not any(follows(b, before[-1]) for b in backwards):
+                continue
+            later = [s for s in steps if follows(clip, s) and not any_between(clip, backwards, s)]
+            if later:
+                continue
+            yield Sighting(
+                "high",
+                clip.line,
+                ast.unparse(clip.node)[:80],
+                f"gradients are clipped after the step of line {before[-1].line}: it has no effect",
+                "move it between backward and step",
+            )
+
+
+@source_check("zero_grad_missing")
+def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are never cleared."""
+    if "zero_grad" in module.text or "grad = None" in module.text or "set_to_none" in module.text:
+        return
+    flows = [flow for flow in training_flows(module) if not _clears(flow)]
+    for flow in _outermost(flows):
+        backward = next(
+            (event for event in flow.of("backward") if not event.managed or "accelerator" in event.receiver.lower()),
+            None,
+        )
+        steps = [event for event in flow.of("step") if not event.managed]
+        if (
+            backward is None
+            or not steps
+            or not any(is_optimizer(module, event.receiver) or event.scaled for event in steps)
+        ):
+            continue
+        if not any(step.around.loops for step in steps) and _cleared_elsewhere(module, repository):
+            continue  # a helper; the loop is in another file
+        yield Sighting(
+            "high",
+            steps[0].line,
+            None,
+            "the optimizer steps and nothing in this file calls zero_grad: gradients add up from step to step",
+            "call optimizer.zero_grad(set_to_none=True) after each step",
+        )
+
+
+@source_check("zero_grad_before_step")
+def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are cleared between backward and step."""
+    for flow in training_flows(module):
+        backwards = flow.of("backward")
+        steps = flow.of("step")
+        for clear in flow.of("zero_grad"):
+            if not any(follows(b, clear) for b in backwards):
+                continue
+            if any(
+                follows(s, clear) and not any_between(s, backwards, clear)
+                for s in steps
+                if s.receiver == clear.receiver
+            ):
+                continue  # it was stepped already
+            for step in steps:
+                same = step.receiver == clear.receiver or (
+                    not is_optimizer(module, clear.receiver) and _only_one(steps)
+                )
+                if same and follows(clear, step) and not any_between(clear, backwards, step):
+                    yield Sighting(
+                        "high",
+                        clear.line,
+                        clear.receiver,
+                        f"{clear.receiver or 'the'}.zero_grad() is between backward and the step of line "
+                        f"{step.line}: the step sees no gradient",
+                        "clear after the step",
+                    )
+                    break
+
+
+@source_check("double_step")
+def double_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The optimizer steps twice for one backward pass."""
+    for flow in training_flows(module):
+        steps = flow.of("step")
+        between = flow.of("backward", "zero_grad")
+        for first in (step for step in steps if step.scaled):
+            for second in steps:
+                if (
+                    second.scaled
+                    or not second.receiver
+                    or second.receiver != first.receiver
+                    or not follows(first, second)
+                    or any_between(first, between, second)
+                ):
+                    continue
+                yield Sighting(
+                    "high",
+                    second.line,
+                    f"{second.receiver}.step()",
+                    f"{second.receiver}.step() after scaler.step({first.receiver}) in line {first.line}: the update is "
+                    "made twice",
+                    "remove it: scaler.step makes the update",
+                )
+
+
+@source_check("optimizer_frozen")
+def optimizer_frozen(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Every parameter of the optimizer is frozen."""
+    for call, owner, function in _optimizers(module):
+        frozen = next((line for line in _freezings(module, owner, function) if line < call.lineno), None)
+        if frozen is None or _thawed(module, owner, frozen, call.lineno):
+            continue
+        yield Sighting(
+            "high",
+            call.lineno,
+            ast.unparse(call.func),
+            f"line {frozen} freezes every parameter of {owner}, and the optimizer gets only these: nothing is learned",
+            "make the part that is to be trained after freezing, and give the optimizer its parameters",
+        )
+
+
+@source_check("optimizer_of_another_model")
+def optimizer_of_another_model(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The model was made again after the optimizer."""
+    for call, owner, function in _optimizers(module):
+        if "." in owner:
+            continue
+        made = function.assigned.get(owner, [])
+        before = [value for line, value in made if line < call.lineno]
+        if not before or not isinstance(before[-1], ast.Call):
+            continue
+        kind = dotted(before[-1].func)
+        for line, value in made:
+            if line <= call.lineno or not isinstance(value, ast.Call) or dotted(value.func) != kind or not kind:
+                continue
+            uses = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+            again = any(line < other.lineno for other, name, _ in _optimizers(module) if name == owner)
+            if owner in uses or again or not kind.rpartition(".")[2][:1].isupper():
+                continue
+            yield Sighting(
+                "medium",
+                line,
+                f"{owner} = {kind}(...)",
+                f"{owner} is made again after the optimizer of line {call.lineno} got its parameters: the new ones are "
+                "not trained",
+                "make the optimizer after the model",
+            )
+            break
+
+
+def _clips_master(node: ast.AST) -> bool:
+    return "master_params" in ast.unparse(node)
+
+
+def _only_one(steps: list[StepEvent]) -> bool:
+    return len({step.receiver for step in steps}) == 1
+
+
+def _outermost(flows: list[StepFlow]) -> list[StepFlow]:
+    """One flow for each step, the smallest that has it: a helper's is part of its caller's."""
+    chosen: list[StepFlow] = []
+    lines: set[int] = set()
+    for flow in sorted(flows, key=lambda each: len(each.events)):
+        at = {event.line for event in flow.of("step")}
+        if not at & lines:
+            chosen.append(flow)
+            lines |= at
+    return chosen
+
+
+def _cleared_elsewhere(module: Module, repository: Repository) -> bool:
+    return any(other is not module and "zero_grad" in other.text for other in repository.modules)
+
+
+def _clears(flow: StepFlow) -> bool:
+    return bool(flow.of("zero_grad"))
+
+
+def _optimizers(module: Module) -> Iterator[tuple[ast.Call, str, Function]]:
+    """Calls that make an optimizer from `NAME.parameters()`, the name, and the function they are in."""
+    for leaf in ("Adam", "AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adagrad", "Adamax", "Adafactor"):
+        for call, place in module.sites(leaf):
+            given = call.args[0] if call.args else None
+            if (
+                isinstance(given, ast.Call)
+                and isinstance(given.func, ast.Attribute)
+                and given.func.attr == "parameters"
+                and not given.args
+                and (name := dotted(given.func.value))
+            ):
+                yield call, name, place.function
+
+
+def _freezings(module: Module, owner: str, function: Function) -> Iterator[int]:
+    """The lines of a function that freeze all parameters of a model."""
+    for call, place in module.sites("requires_grad_"):
+        func = call.func
+        if (
+            isinstance(func, ast.Attribute)
+            and dotted(func.value) == owner
+            and place.function is function
+            and not place.conditional
+            and call.args
+            and isinstance(call.args[0], ast.Constant)
+            and call.args[0].value is False
+        ):
+            yield call.lineno
+    for loop in (node for node in ast.walk(function.node) if isinstance(node, ast.For)):
+        over = loop.iter
+        if (
+            isinstance(over, ast.Call)
+            and isinstance(over.func, ast.Attribute)
+            and over.func.attr == "parameters"
+            and dotted(over.func.value) == owner
+            and len(loop.body) == 1
+            and "requires_grad" in ast.unparse(loop.body[0])
+            and "False" in ast.unparse(loop.body[0])
+            and loop.col_offset == _body_column(function)
+        ):
+            yield loop.lineno
+
+
+def _body_column(function: Function) -> int:
+    """The column of the statements of a function's own body: what is further in may not run."""
+    body = function.node.body
+    return body[0].col_offset if isinstance(body, list) and body else 0
+
+
+def _thawed(module: Module, owner: str, first: int, last: int) -> bool:
+    """Whether anything between two lines may give the model something that is trained."""
+    for line in module.lines[first : last - 1]:
+        text = line.strip()
+        if "requires_grad" in text and "True" in text:
+            return True
+        if f"{owner}." in text and "=" in text.partition(f"{owner}.")[2]:
+            return True
+        if text.startswith((f"{owner} =", f"{owner}=")) or f"({owner}" in text:
+            return True
+    return False
