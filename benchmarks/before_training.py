@@ -21,7 +21,7 @@ import torch
 
 from nantrap.doctor.data import check_data
 from nantrap.doctor.preflight.checklist import preflight
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap_systems import SYSTEMS, load_system
 
 _MODULE = "batches_of_a_system"
@@ -44,7 +44,7 @@ def preflight_complaints(make: Any) -> dict[str, str]:
     """What the preflight says, by check and cause, without the margins and the drill of the guard."""
     found: dict[str, str] = {}
 
-    def note(check: Check) -> None:
+    def note(check: PreflightCheck) -> None:
         if check.status in ("warn", "fail"):
             cause = check.values.get("cause") or ""
             words = f"`{cause}`" if cause else check.message.partition(":")[0]

@@ -6,18 +6,16 @@ import argparse
 import json
 import sys
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
-
 from nantrap.incident.wording import counted, escaped
+from nantrap.problems.progress import ProgressBar
+from nantrap.problems.terminal import STYLES, Printer
 
 if TYPE_CHECKING:
-    from nantrap.doctor.preflight import Check
+    from nantrap.doctor.preflight import PreflightCheck
 
-_STYLES = {"ok": "bold green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 _INDENT = 30
 _CHECKS = 26
 """How many checks a whole preflight makes."""
@@ -55,62 +53,42 @@ class PreflightCommand:
             raise UsageError(f"{arguments.factory} names no factory; write module:function, for example train:make")
         from nantrap.doctor.preflight import preflight
 
-        console = Console(stderr=True, highlight=False)
-        console.print(f"preflight of {escaped(arguments.factory)} (your own code is run)", soft_wrap=True)
+        printer = Printer(sys.stderr)
+        printer.line(f"preflight of {escaped(arguments.factory)} (your own code is run)")
+        made = 0
+        with ProgressBar(sys.stderr, after=0.0) as bar:
+            bar.show_checks(made, _CHECKS)
+            above = Printer(sys.stderr)  # the stream that writes above the bar
 
-        with _Bar(console) as bar:
-
-            def say(check: Check) -> None:
+            def say(check: PreflightCheck) -> None:
+                nonlocal made
                 if check.status != "skip" or arguments.verbose or check.name == "default":
-                    _say(console, check)
-                bar.advance(check.name)
+                    _say(above, check, printer.width)
+                made += check.name != "default"  # a note about a default is no check
+                bar.show_checks(made, _CHECKS)
 
             report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
-        counts = {status: sum(check.status == status for check in report.checks) for status in _STYLES}
-        console.print(
+        counts = Counter(check.status for check in report.checks)
+        summary = (
             f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "
             f"{counts['fail']} failed, "
             f"{counts['skip']} not applicable, {report.seconds:.1f} s"
         )
+        for line in textwrap.wrap(summary, printer.width, break_on_hyphens=False):
+            printer.line(line)
         if arguments.json:
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
         return 1 if report.failures or (arguments.strict and counts["warn"]) else 0
 
 
-class _Bar:
-    """A line below the checks, on a terminal only: how many are made, and for how long. Holds rich's progress bar."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TextColumn("checks"), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=_CHECKS)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, name: str) -> None:
-        """One check more; a note about a default is none."""
-        if name != "default":
-            self._progress.advance(self._task)
-
-
-def _say(console: Console, check: Check) -> None:
+def _say(printer: Printer, check: PreflightCheck, columns: int) -> None:
     """Print a check with its message and its help, wrapped at the terminal's width."""
-    width = max(60, min(console.width, 100)) - _INDENT
+    width = max(60, min(columns, 100)) - _INDENT
     lines = [escaped(line) for line in textwrap.wrap(check.message, width)] or [""]
-    console.print(
-        Text.assemble((f"{check.status:<5}", _STYLES[check.status]), (f"{check.name:<25}", "bold"), lines[0]),
-        soft_wrap=True,
-    )
+    printer.line((f"{check.status:<5}", STYLES[check.severity]), (f"{check.name:<25}", "bold"), lines[0])
     for line in lines[1:]:
-        console.print(" " * _INDENT + line, soft_wrap=True)
+        printer.line(" " * _INDENT + line)
     if check.help and check.status in ("warn", "fail"):
-        for number, line in enumerate(textwrap.wrap(f"help: {check.help}", width)):
-            shown = Text(escaped(line), style="cyan" if number == 0 and line == "help:" else "")
-            console.print(" " * _INDENT, end="", soft_wrap=True)
-            console.print(shown, soft_wrap=True)
+        for line in textwrap.wrap(f"help: {check.help}", width):
+            printer.line(" " * _INDENT + escaped(line))

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-_AFTER: Final = 1.0
-"""Seconds of work after which the bar appears."""
 _PAUSE: Final = 0.05
 """Seconds between two drawings: rich takes longer to note a chunk than an audit to read one."""
 
-Unit = Literal["bytes", "samples"]
+Unit = Literal["bytes", "samples", "checks"]
 
 
 class ReadingProgress(NamedTuple):
@@ -33,11 +31,14 @@ class ReadingProgress(NamedTuple):
 
 
 class ProgressBar:
-    """A bar on a terminal that appears once the work has lasted a second. Only who sees it pays for rich's import."""
+    """A bar on a terminal that appears once the work has lasted `after` seconds.
 
-    def __init__(self, stream: TextIO) -> None:
+    While it is shown, what is written to `sys.stderr` appears above it. Only who sees it pays for the import of rich.
+    """
+
+    def __init__(self, stream: TextIO, *, after: float = 1.0) -> None:
         self._shows = stream.isatty()
-        self._next = time.monotonic() + _AFTER
+        self._next = time.monotonic() + after
         self._total = self._done = 0
         self._lock = threading.Lock()
         self._unit: Unit | None = None
@@ -69,12 +70,18 @@ class ProgressBar:
         with self._lock:
             self._show("samples", done, total)
 
+    def show_checks(self, done: int, total: int) -> None:
+        """How many checks are made."""
+        with self._lock:
+            self._show("checks", done, total)
+
     def _show(self, unit: Unit, done: int, total: int | None) -> None:
-        """Draw the bar, at most 20 times a second."""
+        """Draw the bar; one of bytes or samples at most 20 times a second."""
         now = time.monotonic()
         if not self._shows or now < self._next:
             return
-        self._next = now + _PAUSE
+        if unit != "checks":
+            self._next = now + _PAUSE
         if unit != self._unit:
             self._stop()
             self._start(unit, total)
@@ -102,11 +109,15 @@ def _columns(unit: Unit) -> tuple[ProgressColumn, ...]:
         BarColumn,
         DownloadColumn,
         MofNCompleteColumn,
+        SpinnerColumn,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
     if unit == "bytes":
         return BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    return BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn()
+    if unit == "samples":
+        return BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn()
+    return SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TextColumn("checks"), TimeElapsedColumn()

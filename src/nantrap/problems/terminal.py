@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
@@ -13,7 +15,9 @@ Part = str | tuple[str, str]
 """Plain text, or text and its style, `bold red`."""
 Line = tuple[Part, ...]
 
-STYLES: Final[dict[Severity, str]] = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
+STYLES: Final[dict[Severity, str]] = {
+    "error": "bold red", "warning": "bold yellow", "note": "cyan", "ok": "bold green", "unjudged": "dim",
+}  # fmt: skip
 _MARKS: Final[dict[Severity, tuple[str, str]]] = {
     "ok": ("✓", "green"), "note": ("▲", "yellow"), "warning": ("▲", "yellow"), "error": ("✖", "red"),
     "unjudged": ("?", "dim"),
@@ -48,6 +52,15 @@ class Printer:
         """Print several lines."""
         for line in lines:
             self.line(*line)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; `COLUMNS` overrides it."""
+        columns = 0
+        if not os.environ.get("COLUMNS", "").isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                columns = os.get_terminal_size(self._stream.fileno()).columns
+        return columns or shutil.get_terminal_size().columns
 
     def _styled(self, text: str, style: str) -> str:
         if not self._colour or not text:

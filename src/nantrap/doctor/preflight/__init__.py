@@ -8,9 +8,9 @@ from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.doctor.preflight.checklist import preflight as preflight
-    from nantrap.doctor.preflight.report import Check as Check
+    from nantrap.doctor.preflight.report import PreflightCheck as PreflightCheck
     from nantrap.doctor.preflight.report import PreflightReport as PreflightReport
 
-__all__ = ["Check", "PreflightReport", "preflight"]
+__all__ = ["PreflightCheck", "PreflightReport", "preflight"]
 
-__getattr__ = lazy_names(__name__, {"checklist": ["preflight"], "report": ["Check", "PreflightReport"]})
+__getattr__ = lazy_names(__name__, {"checklist": ["preflight"], "report": ["PreflightCheck", "PreflightReport"]})

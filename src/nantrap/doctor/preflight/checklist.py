@@ -19,7 +19,7 @@ from nantrap.doctor.preflight.gradients import check_gradients
 from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
 from nantrap.doctor.preflight.margins import check_margins
 from nantrap.doctor.preflight.rank_drill import ranks_in_waiting
-from nantrap.doctor.preflight.report import Check, PreflightReport
+from nantrap.doctor.preflight.report import PreflightCheck, PreflightReport
 from nantrap.doctor.preflight.subject import LossFunction, Subject, make_subject
 from nantrap.doctor.preflight.trial import StepResult, try_step
 from nantrap.locate import RngState
@@ -36,7 +36,7 @@ def preflight(
     expected_loss: float | None = None,
     guard: bool = True,
     ranks: bool = False,
-    on_check: Callable[[Check], None] | None = None,
+    on_check: Callable[[PreflightCheck], None] | None = None,
 ) -> PreflightReport:
     """Test a model before its first real step. Runs the user's code; trains only copies.
 
@@ -78,22 +78,24 @@ def preflight(
     return PreflightReport(subject.name, subject.describe(), tuple(checks), time.perf_counter() - begin)
 
 
-def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Check]:
+def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[PreflightCheck]:
     """Every check in order; those that need a finite step are left out after a first step that is not."""
     for text in subject.defaults:
-        yield Check("default", "skip", f"not given, so: {text}")
+        yield PreflightCheck("default", "unjudged", f"not given, so: {text}")
     weights = list(_safely("initialisation", lambda: [check_weights(subject)]))
     yield from weights
     first = try_step(subject)
     if not first.finite:
-        yield Check("fp32", "fail", first.message, first.help, first.values())
+        yield PreflightCheck("fp32", "error", first.message, first.help, first.values())
         if first.error:
             return  # no step can be made, so there is nothing more to learn
         if any(check.status == "fail" for check in weights):
-            yield Check("other checks", "skip", "not made: with a weight that is not finite, every one of them fails")
+            yield PreflightCheck(
+                "other checks", "unjudged", "not made: with a weight that is not finite, every one of them fails"
+            )
             return
     else:
-        yield Check("fp32", "ok", first.message, values=first.values())
+        yield PreflightCheck("fp32", "ok", first.message, data=first.values())
     wanted = ranks_in_waiting(drilled) if drilled and guard and first.finite else contextlib.nullcontext()
     with wanted as ranks:
         yield from _further_checks(subject, first, guard=guard)
@@ -103,7 +105,7 @@ def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Chec
         yield from _safely("guard cost", lambda: [check_cost(subject)])
 
 
-def _further_checks(subject: Subject, first: StepResult, *, guard: bool) -> Iterable[Check]:
+def _further_checks(subject: Subject, first: StepResult, *, guard: bool) -> Iterable[PreflightCheck]:
     """What is checked of a model that makes a step."""
     yield from _safely("first loss", lambda: [check_first_loss(subject)])
     yield from _safely("activation scale", lambda: [check_activations(subject)])
@@ -118,31 +120,31 @@ def _further_checks(subject: Subject, first: StepResult, *, guard: bool) -> Iter
         yield from _safely("guard", lambda: [check_guard(subject)])
 
 
-def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[Check]:
+def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[PreflightCheck]:
     """One step under autocast."""
     result = try_step(subject, autocast=dtype)
     if result.finite:
-        yield Check(name, "ok", f"{result.message} (autocast)", values=result.values())
+        yield PreflightCheck(name, "ok", f"{result.message} (autocast)", data=result.values())
     elif result.error:
-        yield Check(name, "skip", f"cannot run here: {result.error}", values=result.values())
+        yield PreflightCheck(name, "unjudged", f"cannot run here: {result.error}", data=result.values())
     else:
-        yield Check(name, "warn", f"{result.message} (autocast)", result.help, result.values())
+        yield PreflightCheck(name, "warning", f"{result.message} (autocast)", result.help, result.values())
 
 
-def _new_failures(checks: Iterable[Check], first: StepResult) -> Iterable[Check]:
+def _new_failures(checks: Iterable[PreflightCheck], first: StepResult) -> Iterable[PreflightCheck]:
     """A step that fails on the batch itself fails on every variation of it too; that is said once."""
     for check in checks:
         same = all(check.values.get(key) == first.values()[key] for key in ("cause", "where"))
         if not first.finite and check.status in ("warn", "fail") and same:
-            yield Check(check.name, "skip", "fails as the batch itself does", values=check.values)
+            yield PreflightCheck(check.name, "unjudged", "fails as the batch itself does", data=check.values)
         else:
             yield check
 
 
-def _safely(name: str, make: Callable[[], Iterable[Check]]) -> Iterable[Check]:
+def _safely(name: str, make: Callable[[], Iterable[PreflightCheck]]) -> Iterable[PreflightCheck]:
     """A check that raises becomes a failed check."""
     try:
         yield from make()
     except Exception as error:
         text = f"the check could not be made: {type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
-        yield Check(name, "warn", text)
+        yield PreflightCheck(name, "warning", text)

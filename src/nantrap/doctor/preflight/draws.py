@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet, try_step
 
@@ -17,16 +17,16 @@ _LOOKED_AT = 3
 _SECONDS = 5.0
 
 
-def check_draws(subject: Subject) -> Check:
+def check_draws(subject: Subject) -> PreflightCheck:
     """The loss of the same batch under other random numbers. The first bad one is made again as a step."""
     losses = _losses(subject)
     if not math.isfinite(losses[-1]):
         return _failed(subject, seed=len(losses))
     if len(set(losses)) == 1:
-        return Check(_NAME, "skip", "the loss draws no random numbers")
+        return PreflightCheck(_NAME, "unjudged", "the loss draws no random numbers")
     limit = f" (no more in {_SECONDS:.0f} s)" if len(losses) < _DRAWS else ""
     text = f"{len(losses)} draws, loss {min(losses):.4g} to {max(losses):.4g}{limit}"
-    return Check(_NAME, "ok", text, values={"draws": len(losses), "least": min(losses), "largest": max(losses)})
+    return PreflightCheck(_NAME, "ok", text, data={"draws": len(losses), "least": min(losses), "largest": max(losses)})
 
 
 def _losses(subject: Subject) -> list[float]:
@@ -44,10 +44,10 @@ def _losses(subject: Subject) -> list[float]:
     return losses
 
 
-def _failed(subject: Subject, *, seed: int) -> Check:
+def _failed(subject: Subject, *, seed: int) -> PreflightCheck:
     result = try_step(subject, seed=seed)
     words = f"not finite after torch.manual_seed({seed})"
     if result.finite or result.error:  # it needs what the draws before it left behind
-        return Check(_NAME, "fail", words, "a rare random value breaks the loss", {"seed": seed})
+        return PreflightCheck(_NAME, "error", words, "a rare random value breaks the loss", {"seed": seed})
     help_text = result.help or "a rare random value breaks the loss"
-    return Check(_NAME, "fail", f"{result.message}, {words}", help_text, {**result.values(), "seed": seed})
+    return PreflightCheck(_NAME, "error", f"{result.message}, {words}", help_text, {**result.values(), "seed": seed})

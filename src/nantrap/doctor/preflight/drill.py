@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.errors import NonFiniteError
@@ -34,7 +34,7 @@ _POLICY = Policy(
 )
 
 
-def check_guard(subject: Subject) -> Check:
+def check_guard(subject: Subject) -> PreflightCheck:
     """One fault of each kind in a loop of three steps, and one in a checkpoint."""
     verdicts = {kind: _drill(subject, kind) for kind in (*_PASSING, *_STAYING, "bitflip")}
     verdicts["checkpoint"] = _checkpoint(subject)
@@ -44,8 +44,10 @@ def check_guard(subject: Subject) -> Check:
     values = {"held": held, "broken": broken, "not_applicable": skipped}
     text = f"{len(held)} of {len(held) + len(broken)} kinds of faults contained: {', '.join(held)}"
     if broken:
-        return Check("guard", "fail", f"not held: {', '.join(broken)}", "report this loop to the project", values)
-    return Check("guard", "ok", text, values=values)
+        return PreflightCheck(
+            "guard", "error", f"not held: {', '.join(broken)}", "report this loop to the project", values
+        )
+    return PreflightCheck("guard", "ok", text, data=values)
 
 
 def _drill(subject: Subject, kind: str) -> bool | None:
@@ -111,7 +113,7 @@ def _checkpoint(subject: Subject) -> bool:
     return False
 
 
-def check_cost(subject: Subject) -> Check:
+def check_cost(subject: Subject) -> PreflightCheck:
     """Plain and guarded steps in turns on two copies; medians, since other programs use the machine too."""
     bare, held = subject.fresh(), subject.fresh()
     plain: list[float] = []
@@ -141,7 +143,7 @@ def check_cost(subject: Subject) -> Check:
     before, after = 1e3 * statistics.median(plain), 1e3 * statistics.median(guarded)
     share = (after - before) / before
     text = f"{before:.3g} ms per plain step, {after:.3g} ms guarded ({share:+.1%}, median of {len(plain)})"
-    return Check("guard cost", "ok", text, values={"plain_ms": before, "guarded_ms": after, "share": share})
+    return PreflightCheck("guard cost", "ok", text, data={"plain_ms": before, "guarded_ms": after, "share": share})
 
 
 def _plain_step(subject: Subject) -> None:

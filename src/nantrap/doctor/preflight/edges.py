@@ -16,11 +16,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from nantrap.doctor.data.roles import DataOptions, is_inverted_mask, role_of
-from nantrap.doctor.preflight.report import Check, Status
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import StepResult, quiet, try_step
 from nantrap.locate import batch_size, select, tensors_of
 from nantrap.locate.batch import with_tensor
+from nantrap.problems import Severity
 
 Part = Literal["input", "token", "label", "mask", "target_length", "other"]
 _IGNORED = -100
@@ -32,45 +33,48 @@ class EdgeInput:
 
     name: str
     make: Callable[[Any], Any]
-    severity: Status
+    severity: Severity
     help: str = ""
 
 
-def check_edges(subject: Subject) -> Iterator[Check]:
+def check_edges(subject: Subject) -> Iterator[PreflightCheck]:
     """Try every edge input that this batch allows."""
     for edge in EDGES:
         batch = _empty_targets(subject) if edge.name == "empty targets" else edge.make(subject.batch)
         name = f"edge: {edge.name}"
         if batch is None:
-            yield Check(name, "skip", "this batch has nothing to change that way")
+            yield PreflightCheck(name, "unjudged", "this batch has nothing to change that way")
             continue
         result = try_step(subject, batch)
         yield _nan_check(name, result) if edge.name == "NaN in one sample" else _check(name, edge, result)
 
 
-def _check(name: str, edge: EdgeInput, result: StepResult) -> Check:
+def _check(name: str, edge: EdgeInput, result: StepResult) -> PreflightCheck:
     """The check for a step on an unusual batch: refused inputs are milder than NaN."""
     if result.finite:
-        return Check(name, "ok", result.message, values=result.values())
+        return PreflightCheck(name, "ok", result.message, data=result.values())
     if result.error and edge.name in ("shortest", "longest"):
-        return Check(name, "skip", f"sequences of this length are refused: {result.error}", values=result.values())
+        return PreflightCheck(
+            name, "unjudged", f"sequences of this length are refused: {result.error}", data=result.values()
+        )
     if result.error:
         help_text = edge.help if edge.name == "one sample" else "say clearly what is refused, or handle it"
-        return Check(name, "warn", result.message, help_text, result.values())
+        return PreflightCheck(name, "warning", result.message, help_text, result.values())
     severity = edge.severity
     if edge.name == "shortest" and result.cause == "empty_reduction":
-        severity = "warn"  # a text of one token leaves a causal model nothing to predict; a whole batch of them is rare
-    return Check(name, severity, result.message, result.help or edge.help, result.values())
+        # a text of one token leaves a causal model nothing to predict; a whole batch of them is rare
+        severity = "warning"
+    return PreflightCheck(name, severity, result.message, result.help or edge.help, result.values())
 
 
-def _nan_check(name: str, result: StepResult) -> Check:
+def _nan_check(name: str, result: StepResult) -> PreflightCheck:
     """Here a failure is right: it must be noticed, and the guilty sample must be named."""
     if result.error:
-        return Check(name, "warn", result.message, values=result.values())
+        return PreflightCheck(name, "warning", result.message, data=result.values())
     if result.finite:
-        return Check(name, "ok", "it does not reach the loss", values=result.values())
+        return PreflightCheck(name, "ok", "it does not reach the loss", data=result.values())
     named = f"sample {result.samples[0]} is named" if result.samples else "the sample is not named"
-    return Check(name, "ok", f"caught, {named}", values=result.values())
+    return PreflightCheck(name, "ok", f"caught, {named}", data=result.values())
 
 
 def parts_of(batch: Any) -> list[tuple[Part, str, Tensor]]:
@@ -211,24 +215,24 @@ def _nan_in_one(batch: Any) -> Any:
 
 
 EDGES = (
-    EdgeInput("zeros", _on("input", torch.zeros_like), "fail", "an empty image or a silent recording looks like this"),
-    EdgeInput("constant", _on("input", torch.ones_like), "fail", "the deviation of a constant sample is zero"),
-    EdgeInput("tiny", _on("input", lambda tensor: tensor * 1e-8), "fail", "squares of such values underflow"),
-    EdgeInput("huge", _on("input", lambda tensor: tensor * 1e4), "warn", "scale or clip the inputs"),
-    EdgeInput("negative", _on("input", lambda tensor: -tensor.abs()), "fail", "a logarithm or a root of the input"),
+    EdgeInput("zeros", _on("input", torch.zeros_like), "error", "an empty image or a silent recording looks like this"),
+    EdgeInput("constant", _on("input", torch.ones_like), "error", "the deviation of a constant sample is zero"),
+    EdgeInput("tiny", _on("input", lambda tensor: tensor * 1e-8), "error", "squares of such values underflow"),
+    EdgeInput("huge", _on("input", lambda tensor: tensor * 1e4), "warning", "scale or clip the inputs"),
+    EdgeInput("negative", _on("input", lambda tensor: -tensor.abs()), "error", "a logarithm or a root of the input"),
     EdgeInput(
-        "all masked", _all_masked, "fail", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"
+        "all masked", _all_masked, "error", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"
     ),
-    EdgeInput("one sample", _one_sample, "fail", "the last batch of an epoch can be this small; drop_last avoids it"),
-    EdgeInput("empty targets", lambda batch: batch, "fail", "the mean over zero labels is NaN"),
+    EdgeInput("one sample", _one_sample, "error", "the last batch of an epoch can be this small; drop_last avoids it"),
+    EdgeInput("empty targets", lambda batch: batch, "error", "the mean over zero labels is NaN"),
     EdgeInput(
-        "shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "fail", "texts can be this short"
+        "shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "error", "texts can be this short"
     ),
     EdgeInput(
         "longest",
         lambda batch: _sequence(batch, lambda tensor: torch.cat([tensor, tensor], dim=1)),
-        "warn",
+        "warning",
         "longer than in this batch",
     ),
-    EdgeInput("NaN in one sample", _nan_in_one, "fail"),
+    EdgeInput("NaN in one sample", _nan_in_one, "error"),
 )

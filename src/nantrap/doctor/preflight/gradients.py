@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.incident.wording import some_of
@@ -20,7 +20,7 @@ _LATER = 4
 _RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Threshold)
 
 
-def check_gradients(subject: Subject) -> tuple[Check, Check]:
+def check_gradients(subject: Subject) -> tuple[PreflightCheck, PreflightCheck]:
     """The gradient of every parameter, and the units that never fire on this batch."""
     fresh = subject.fresh()
     model, optimizer = fresh.model, fresh.optimizer
@@ -43,7 +43,7 @@ def check_gradients(subject: Subject) -> tuple[Check, Check]:
     return _flow(fresh, list(dict.fromkeys(order))), _units(units)
 
 
-def _flow(subject: Subject, order: list[str]) -> Check:
+def _flow(subject: Subject, order: list[str]) -> PreflightCheck:
     """Whether every parameter gets a gradient, and whether gradients vanish or explode from layer to layer."""
     model = subject.model
     missing, dead, sizes = [], [], {}
@@ -62,24 +62,32 @@ def _flow(subject: Subject, order: list[str]) -> Check:
     values: dict[str, Any] = {"sizes": sizes, "missing": missing, "dead": dead, "first_to_last": ratio}
     if missing:
         text = f"no gradient reaches {some_of(missing)} ({len(missing)} of {len(sizes) + len(missing)})"
-        return Check("gradient flow", "warn", text, "a detach, an unused layer, or a branch this batch skips", values)
+        return PreflightCheck(
+            "gradient flow", "warning", text, "a detach, an unused layer, or a branch this batch skips", values
+        )
     if len(dead) == len(sizes):
-        return Check("gradient flow", "fail", "every gradient is zero", "nothing can be learned", values)
+        return PreflightCheck("gradient flow", "error", "every gradient is zero", "nothing can be learned", values)
     if not 1 / _EXPLODING < ratio < _EXPLODING:
         word = "grow" if ratio > 1 else "vanish"
         text = f"gradients {word} by {max(ratio, 1 / ratio):.1e} from the last layer to the first"
-        return Check("gradient flow", "warn", text, "normalise, add residual paths, or change the gain", values)
+        return PreflightCheck(
+            "gradient flow", "warning", text, "normalise, add residual paths, or change the gain", values
+        )
     if dead:
         values["dead_later"] = still = _still_dead(subject, dead)
         if still:
             text = f"zero gradient in {some_of(still)} ({len(still)} of {len(sizes)}), also after {_LATER} steps"
-            return Check("gradient flow", "warn", text, "dead units, or a path that is multiplied by zero", values)
+            return PreflightCheck(
+                "gradient flow", "warning", text, "dead units, or a path that is multiplied by zero", values
+            )
         text = (
             f"{len(sizes)} parameters; {len(dead)} of them get a gradient only after the first steps, since they are "
             "behind a layer that begins at zero"
         )
-        return Check("gradient flow", "ok", text, values=values)
-    return Check("gradient flow", "ok", f"{len(sizes)} parameters, first to last layer ×{ratio:.2g}", values=values)
+        return PreflightCheck("gradient flow", "ok", text, data=values)
+    return PreflightCheck(
+        "gradient flow", "ok", f"{len(sizes)} parameters, first to last layer ×{ratio:.2g}", data=values
+    )
 
 
 def _still_dead(subject: Subject, dead: list[str]) -> list[str]:
@@ -101,17 +109,19 @@ def _still_dead(subject: Subject, dead: list[str]) -> list[str]:
     return still
 
 
-def _units(units: dict[str, float]) -> Check:
+def _units(units: dict[str, float]) -> PreflightCheck:
     """Whether too many units of a layer never fire."""
     if not units:
-        return Check("dead units", "skip", "no rectifier module in the model")
+        return PreflightCheck("dead units", "unjudged", "no rectifier module in the model")
     dead = {name: share for name, share in units.items() if share > _DEAD_SHARE}
     if dead:
         worst = max(dead, key=lambda name: dead[name])
         text = f"{dead[worst]:.0%} of the units of {worst} never fire on this batch"
-        return Check("dead units", "warn", text, "smaller learning rate, other bias, or a leaky rectifier", units)
-    return Check(
-        "dead units", "ok", f"at most {max(units.values()):.0%} of a layer never fire on this batch", values=units
+        return PreflightCheck(
+            "dead units", "warning", text, "smaller learning rate, other bias, or a leaky rectifier", units
+        )
+    return PreflightCheck(
+        "dead units", "ok", f"at most {max(units.values()):.0%} of a layer never fire on this batch", data=units
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.incident.wording import some_of
@@ -20,7 +20,7 @@ _LARGE = 10.0
 _GROWTH = 1e3
 
 
-def check_weights(subject: Subject) -> Check:
+def check_weights(subject: Subject) -> PreflightCheck:
     """Non-finite, far too large, constant or repeated weights. A usual initialisation has a relative scale of 0.5-2."""
     bad, large, constant, repeated = [], [], [], []
     scales: dict[str, float] = {}
@@ -48,18 +48,20 @@ def check_weights(subject: Subject) -> Check:
     values_of = {"scales": scales, "bad": bad, "large": large, "constant": constant, "repeated": repeated}
     if bad:
         text = f"not finite: {some_of(bad)}"
-        return Check("initialisation", "fail", text, "initialise every parameter; torch.empty does not", values_of)
+        return PreflightCheck(
+            "initialisation", "error", text, "initialise every parameter; torch.empty does not", values_of
+        )
     for names, words, help_text in (
         (large, "far too large", "divide the deviation by the square root of the number of inputs"),
         (constant, "one value everywhere", "units with equal weights stay equal; draw them at random"),
         (repeated, "rows that are equal", "units with equal weights stay equal; draw them at random"),
     ):
         if names:
-            return Check("initialisation", "warn", f"{words}: {some_of(names)}", help_text, values_of)
-    return Check("initialisation", "ok", spread, values=values_of)
+            return PreflightCheck("initialisation", "warning", f"{words}: {some_of(names)}", help_text, values_of)
+    return PreflightCheck("initialisation", "ok", spread, data=values_of)
 
 
-def check_activations(subject: Subject) -> Check:
+def check_activations(subject: Subject) -> PreflightCheck:
     """How the scale of the values changes along the model, in the order in which the layers run."""
     fresh = subject.fresh()
     model = fresh.model
@@ -80,18 +82,20 @@ def check_activations(subject: Subject) -> Check:
         handle.remove()
     known = {name: scale for name, scale in scales.items() if math.isfinite(scale) and scale > 0}
     if len(known) < 2:
-        return Check("activation scale", "skip", "fewer than two layers to compare", values={"scales": scales})
+        return PreflightCheck(
+            "activation scale", "unjudged", "fewer than two layers to compare", data={"scales": scales}
+        )
     names = list(known)
     largest = max(known, key=lambda name: known[name])
     text = f"deviation {known[names[0]]:.3g} after {names[0]}, largest {known[largest]:.3g} after {largest}"
     if known[largest] > _GROWTH * max(known[names[0]], 1e-3):
-        return Check(
-            "activation scale", "warn", text, "normalise, or initialise with a smaller gain", {"scales": scales}
+        return PreflightCheck(
+            "activation scale", "warning", text, "normalise, or initialise with a smaller gain", {"scales": scales}
         )
-    return Check("activation scale", "ok", text, values={"scales": scales})
+    return PreflightCheck("activation scale", "ok", text, data={"scales": scales})
 
 
-def check_first_loss(subject: Subject) -> Check:
+def check_first_loss(subject: Subject) -> PreflightCheck:
     """A new classifier guesses: its loss is near the logarithm of the number of classes."""
     fresh = subject.fresh()
     torch.manual_seed(0)  # as in the step of the check before: the same loss twice
@@ -103,15 +107,15 @@ def check_first_loss(subject: Subject) -> Check:
         reason = f"ln {watch.classes[0]:,}"
     values = {"loss": loss, "expected": expected}
     if not math.isfinite(loss):
-        return Check("first loss", "fail", f"{loss}", values=values)
+        return PreflightCheck("first loss", "error", f"{loss}", data=values)
     if expected is None:
-        return Check("first loss", "ok", f"{loss:.4g}; no expectation for this kind of loss", values=values)
+        return PreflightCheck("first loss", "ok", f"{loss:.4g}; no expectation for this kind of loss", data=values)
     text = f"{loss:.4g}, expected about {expected:.3g} ({reason})"
     if abs(loss - expected) > max(1.0, 0.5 * abs(expected)):
-        return Check(
-            "first loss", "warn", text, "check the scale of the logits, the temperature and the labels", values
+        return PreflightCheck(
+            "first loss", "warning", text, "check the scale of the logits, the temperature and the labels", values
         )
-    return Check("first loss", "ok", text, values=values)
+    return PreflightCheck("first loss", "ok", text, data=values)
 
 
 class _LossWatch(TorchFunctionMode):

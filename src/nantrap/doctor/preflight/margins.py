@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nantrap.doctor.preflight.edges import parts_of
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.locate.batch import with_tensor
@@ -25,7 +25,7 @@ _MOST = 8
 """Powers of ten that are tried. A margin of 1e8 needs no further search."""
 
 
-def check_margins(subject: Subject) -> Iterator[Check]:
+def check_margins(subject: Subject) -> Iterator[PreflightCheck]:
     """Three margins, each by powers of ten."""
     inputs = [tensor for part, _, tensor in parts_of(subject.batch) if part == "input"]
     rate = float(subject.optimizer.param_groups[0].get("lr", 0.0))
@@ -38,13 +38,13 @@ def check_margins(subject: Subject) -> Iterator[Check]:
     if inputs:
         yield _margin("margin: input scale", lambda factor: _holds(subject, inputs=factor), "one step")
     else:
-        yield Check("margin: input scale", "skip", "the batch has no input of floats")
+        yield PreflightCheck("margin: input scale", "unjudged", "the batch has no input of floats")
     yield _margin("margin: logit scale", lambda factor: _holds(subject, logits=factor), "one step")
 
 
 def _margin(
     name: str, holds: Callable[[float], bool], note: str, help_text: str = "little room for a bad batch"
-) -> Check:
+) -> PreflightCheck:
     """The largest power of ten that holds, and the first that does not.
 
     ×10 is tried first, since that is what is judged, then the largest; in between the interval is halved.
@@ -52,17 +52,17 @@ def _margin(
     begin = time.perf_counter()
     if not holds(10.0):
         values: dict[str, Any] = {"safe_factor": 1.0, "breaks_at": 10.0}
-        return Check(name, "warn", f"breaks already at ×10 ({note})", help_text, values)
+        return PreflightCheck(name, "warning", f"breaks already at ×10 ({note})", help_text, values)
     if holds(10.0**_MOST):
         values = {"safe_factor": 10.0**_MOST, "breaks_at": None}
-        return Check(name, "ok", f"×{10.0**_MOST:.0e} still holds ({note})", values=values)
+        return PreflightCheck(name, "ok", f"×{10.0**_MOST:.0e} still holds ({note})", data=values)
     low, high = 1, _MOST
     while high - low > 1 and time.perf_counter() - begin < _SECONDS:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(10.0**middle) else (low, middle)
     limit = "" if high - low == 1 else f"; no closer in {_SECONDS:.0f} s"
     text = f"×{10.0**low:,.0f} holds, ×{10.0**high:,.0f} breaks ({note}{limit})"
-    return Check(name, "ok", text, values={"safe_factor": 10.0**low, "breaks_at": 10.0**high})
+    return PreflightCheck(name, "ok", text, data={"safe_factor": 10.0**low, "breaks_at": 10.0**high})
 
 
 def _trains(subject: Subject, factor: float) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.record.durable import write_atomically
 
 _RANKS = 2
@@ -32,7 +32,7 @@ _NAME = "guard on two ranks"
 
 
 @contextlib.contextmanager
-def ranks_in_waiting(target: str) -> Iterator[Callable[[], Check]]:
+def ranks_in_waiting(target: str) -> Iterator[Callable[[], PreflightCheck]]:
     """Two processes that import and make the model while other checks run, and wait; the call lets them begin.
 
     Most of the time of this drill is the start of two programs with torch.
@@ -52,7 +52,7 @@ def ranks_in_waiting(target: str) -> Iterator[Callable[[], Check]]:
                 process.communicate()
 
 
-def check_ranks(target: str) -> Check:
+def check_ranks(target: str) -> PreflightCheck:
     """Run the drill in separate processes.
 
     Args:
@@ -62,7 +62,7 @@ def check_ranks(target: str) -> Check:
         return finish()
 
 
-def _finish(processes: list[subprocess.Popen[str]], folder: str, *, seconds: float = 180.0) -> Check:
+def _finish(processes: list[subprocess.Popen[str]], folder: str, *, seconds: float = 180.0) -> PreflightCheck:
     """Let the processes begin, and judge what they found."""
     for process in processes:
         assert process.stdin is not None
@@ -75,12 +75,12 @@ def _finish(processes: list[subprocess.Popen[str]], folder: str, *, seconds: flo
         for process in processes:
             errors.append(process.communicate(timeout=max(0.0, end - time.monotonic()))[1])
     except subprocess.TimeoutExpired:
-        return Check(_NAME, "skip", f"not finished after {seconds:.0f} s")
+        return PreflightCheck(_NAME, "unjudged", f"not finished after {seconds:.0f} s")
     found = [_result(folder, rank) for rank in range(_RANKS)]
     failed = next((error for error, result in zip(errors, found, strict=True) if result is None), None)
     if failed is not None:
         reason = failed.strip().splitlines()[-1][:160] if failed.strip() else "no reason was given"
-        return Check(_NAME, "skip", f"cannot be run in two processes: {reason}")
+        return PreflightCheck(_NAME, "unjudged", f"cannot be run in two processes: {reason}")
     return _judge([result for result in found if result is not None])
 
 
@@ -99,7 +99,7 @@ def _result(folder: str, rank: int) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _judge(found: list[dict[str, Any]]) -> Check:
+def _judge(found: list[dict[str, Any]]) -> PreflightCheck:
     """Whether both ranks skipped the same step and kept equal, finite weights under every fault."""
     held: list[str] = []
     broken: list[str] = []
@@ -113,11 +113,11 @@ def _judge(found: list[dict[str, Any]]) -> Check:
     values = {"held": held, "broken": broken, "ranks": _RANKS}
     if broken:
         text = f"a fault on rank 1 is not contained: {', '.join(broken)}"
-        return Check(_NAME, "fail", text, "report this loop to the project", values)
+        return PreflightCheck(_NAME, "error", text, "report this loop to the project", values)
     text = (
         f"a fault on rank 1 is contained on both ({', '.join(held)}): the same step is skipped, the weights stay equal"
     )
-    return Check(_NAME, "ok", text, values=values)
+    return PreflightCheck(_NAME, "ok", text, data=values)
 
 
 # ---- one of the two processes

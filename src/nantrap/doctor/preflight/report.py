@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from nantrap.problems import Problem, Severity
+from nantrap.problems.json_values import json_value
 
 SCHEMA: Final = "nantrap.preflight/1"
 
 Status = Literal["ok", "warn", "fail", "skip"]
 """`skip` means that the check does not apply: no mask in the batch, an operation without half precision."""
+STATUSES: Final[dict[Severity, Status]] = {"ok": "ok", "warning": "warn", "error": "fail", "unjudged": "skip"}
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check.
+class PreflightCheck(Problem):
+    """One check, in the words of `nantrap preflight`."""
 
-    Attributes:
-        name: `edge: zeros`.
-        status: how it went.
-        message: what was measured, in one line.
-        help: what to do about it.
-        values: the measurements, for the JSON.
-    """
+    __slots__ = ()
 
-    name: str
-    status: Status
-    message: str
-    help: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    @property
+    def name(self) -> str:
+        """The check: `edge: zeros`."""
+        return self.code
+
+    @property
+    def status(self) -> Status:
+        """How it went."""
+        return STATUSES[self.severity]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The measurements, for the JSON."""
+        return self.data
 
     def to_dict(self) -> dict[str, Any]:
         """As in the JSON."""
@@ -37,7 +43,7 @@ class Check:
             "status": self.status,
             "message": self.message,
             "help": self.help,
-            "values": _jsonable(dict(self.values)),
+            "values": json_value(self.values),
         }
 
 
@@ -54,7 +60,7 @@ class PreflightReport:
 
     target: str
     summary: str
-    checks: tuple[Check, ...]
+    checks: tuple[PreflightCheck, ...]
     seconds: float
 
     @property
@@ -63,11 +69,11 @@ class PreflightReport:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[Check, ...]:
+    def failures(self) -> tuple[PreflightCheck, ...]:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.status == "fail")
 
-    def check(self, name: str) -> Check:
+    def check(self, name: str) -> PreflightCheck:
         """The check of this name."""
         return next(check for check in self.checks if check.name == name)
 
@@ -81,14 +87,3 @@ class PreflightReport:
             "seconds": round(self.seconds, 3),
             "checks": [check.to_dict() for check in self.checks],
         }
-
-
-def _jsonable(value: Any) -> Any:
-    """JSON has no NaN and no Inf: they become text."""
-    if isinstance(value, dict):
-        return {str(key): _jsonable(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(inner) for inner in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return str(value)
-    return value
