@@ -18,13 +18,12 @@ from nantrap.guard.judge import Flags, Kind, judge
 from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.observation import observe
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.reading import Reading
 from nantrap.guard.refusal import bad_reading, contain, refuse
 from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.step import accept
-from nantrap.guard.window import Micro, Window
+from nantrap.guard.window import Micro, Reading, Window
 from nantrap.incident import Action
 from nantrap.locate import RngState
 

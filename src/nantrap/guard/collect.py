@@ -22,10 +22,10 @@ from torch.compiler import is_compiling
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
+from nantrap.guard.graphs import EXPLAINED_AFTER
 from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
-from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.session import Session
 from nantrap.guard.torch_private import (
     has_compiled_part,

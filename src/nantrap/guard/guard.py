@@ -15,22 +15,20 @@ from torch.optim import Optimizer
 from nantrap.errors import UsageError
 from nantrap.finite import size_in_bytes
 from nantrap.guard.arguments import as_metrics, as_modules, check_arguments, check_listeners, checked_position
-from nantrap.guard.batch_check import check_batches
+from nantrap.guard.checks import check_batches, check_state
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
-from nantrap.guard.ending import end_run, summary_of
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
-from nantrap.guard.session import Session, Setup
+from nantrap.guard.session import Session, Setup, end_run, summary_of
 from nantrap.guard.state.anchors import Attempt
-from nantrap.guard.state.ema import ema_update
+from nantrap.guard.state.members import ema_update
 from nantrap.guard.state.protected import needs_closure
-from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.watching.sample_list import SampleList

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.diagnosis.completing import began_elsewhere, with_explanation
-from nantrap.guard.diagnosis.describe import new_incident
+from nantrap.guard.diagnosis.describe import began_elsewhere, new_incident, with_explanation
 from nantrap.guard.judge import Verdict
 from nantrap.guard.session import Session
 from nantrap.guard.window import Window

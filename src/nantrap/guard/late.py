@@ -27,11 +27,10 @@ from nantrap.guard.diagnosis.describe import new_incident
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.messages import stop_message
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.session import Session
 from nantrap.guard.state.certify import LARGEST_NORM, certify
 from nantrap.guard.state.rates import current_rates
-from nantrap.guard.window import Window
+from nantrap.guard.window import NOTHING, Reading, Window
 from nantrap.incident import Action, Finding
 
 _CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)

@@ -20,16 +20,15 @@ from torch import Tensor
 
 from nantrap.guard.bundling import write_incident
 from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.graphs import why_no_gradient
 from nantrap.guard.messages import LONGEST_LINE
-from nantrap.guard.no_gradient import why_no_gradient
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
-from nantrap.guard.reading import Reading
 from nantrap.guard.watching.ranges import Ranges, outside_in_words
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.watching.watch import Watch
-from nantrap.guard.window import Window
+from nantrap.guard.window import Reading, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info

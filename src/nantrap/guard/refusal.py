@@ -24,10 +24,9 @@ from nantrap.guard.known import bad_batch
 from nantrap.guard.messages import stop_message
 from nantrap.guard.observation import Observation, micro_at_fault, observe
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.reading import Reading
 from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
-from nantrap.guard.window import Window
+from nantrap.guard.window import Reading, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import some_of
 

@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap.guard.armed import Armed
 from nantrap.guard.ladder import Ladder
+from nantrap.guard.messages import summary_text
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.recorder import Recorder, RecordTarget
 from nantrap.guard.state.anchors import Anchors
-from nantrap.guard.state.ema import ema_modules
+from nantrap.guard.state.members import ema_modules
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.recovery import Recovery, Saving, store_for
 from nantrap.guard.state.scaling import Scaling
@@ -253,3 +254,16 @@ def _facts(session: Session) -> dict[str, Any]:
         "policy": policy.as_written(),
         **({"watch": watched.limits()} if watched is not None and watched.limits() else {}),
     }
+
+
+def summary_of(recorder: Recorder, recovery: Recovery) -> str:
+    """What was applied, what was skipped and why, which samples are bad, and where a restart begins."""
+    more = [recorder.samples.summary() if recorder.samples is not None else "", recovery.where_to_restart()]
+    return "\n".join([summary_text(recorder.tally, run_dir=recorder.run_dir), *filter(None, more)])
+
+
+def end_run(recorder: Recorder, recovery: Recovery) -> None:
+    """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
+    recorder.close()
+    if recorder.tally.incidents or recorder.tally.dropped_micro_batches or recorder.tally.outside:
+        recorder.say(*summary_of(recorder, recovery).split("\n"))

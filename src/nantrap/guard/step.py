@@ -28,12 +28,11 @@ from nantrap.guard.known import dropped_terms, rank_divergence
 from nantrap.guard.micro_batches import judge_micro_batch, merge
 from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.refusal import bad_reading, contain, observe_step, put_back_buffers, refuse, refuse_dropped
 from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.watching.ranges import outside_in_words
-from nantrap.guard.window import Window
+from nantrap.guard.window import NOTHING, Reading, Window
 from nantrap.incident import Action, Finding
 
 

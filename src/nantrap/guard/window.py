@@ -1,11 +1,14 @@
-"""The micro-batches of one step, and how their gradients are kept apart until each is known to be good."""
+"""What one step is: its micro-batches, and the values of its one host read as plain numbers (`Reading`).
+
+The gradients of a micro-batch are kept apart until it is known to be good.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -157,3 +160,30 @@ class Window:
                 gradient = gradient * scale
             parameter.grad = gradient
         self.accumulated = None
+
+
+NOTHING: Mapping[str, float] = {}
+
+
+class Reading(NamedTuple):
+    """What was read of a step.
+
+    Attributes:
+        norm: the total gradient norm, unscaled, before clipping.
+        loss: the loss of the step; of a bad step, that of the micro-batch at fault.
+        terms: its named terms.
+        rates: the learning rates in force.
+        watch: watched values by name.
+        scale: the loss scale, or `None`.
+        buffers_bad: whether the forward pass made buffers non-finite.
+        guilty: the first micro-batch whose loss is bad.
+    """
+
+    norm: float = math.nan
+    loss: float = math.nan
+    terms: Mapping[str, float] = NOTHING
+    rates: tuple[float, ...] = ()
+    watch: Mapping[str, float] = NOTHING
+    scale: float | None = None
+    buffers_bad: bool = False
+    guilty: Micro | None = None

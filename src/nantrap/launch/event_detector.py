@@ -34,11 +34,10 @@ from nantrap.guard.known import bad_batch
 from nantrap.guard.loss import Loss
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.observation import Observation, observe
-from nantrap.guard.reading import Reading
 from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.torch_private import version_of
-from nantrap.guard.window import Micro, Window
+from nantrap.guard.window import Micro, Reading, Window
 from nantrap.incident import Action
 from nantrap.launch.events import MOST_PRINTED, EventKind, EventTable, ScriptEvent, numbered
 from nantrap.launch.loaders import Batches

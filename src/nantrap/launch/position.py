@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nantrap.guard.checks import check_state
 from nantrap.guard.session import Session
-from nantrap.guard.state_check import check_state
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident

@@ -26,10 +26,9 @@ from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
-from nantrap.guard.graphs import leaves_of, nodes_below
+from nantrap.guard.graphs import EXPLAINED_AFTER, leaves_of, nodes_below
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.messages import no_gradient_lines
-from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.progress import Tally
 from nantrap.guard.ranks.ranks import is_sharded

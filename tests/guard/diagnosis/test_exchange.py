@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nantrap.guard.diagnosis.exchange import RankReport, guilty_ranks, other_causes
+from nantrap.guard.diagnosis.together import RankReport, guilty_ranks, other_causes
 from nantrap.guard.judge import Verdict
 from nantrap.incident import Cause, Incident
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import nantrap
-from nantrap.guard.state.data_writes import reached_through_data
+from nantrap.guard.state.members import reached_through_data
 
 
 class Codes(nn.Module):

@@ -22,20 +22,21 @@ from typing import NamedTuple
 from nantrap import finite
 from nantrap.guard.bundling import material_of
 from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.diagnosis.completing import (
+from nantrap.guard.diagnosis.describe import (
     MAY_DIFFER,
     at_position_of,
     began_elsewhere,
+    failure_of,
+    incident_of,
     like_known,
     not_compared,
     signature_of,
     with_explanation,
     with_location,
+    with_run_facts,
     with_unusual_batch,
 )
-from nantrap.guard.diagnosis.describe import failure_of, incident_of, with_run_facts
-from nantrap.guard.diagnosis.exchange import exchange_incidents
-from nantrap.guard.diagnosis.together import explore_graph, explore_together
+from nantrap.guard.diagnosis.together import exchange_incidents, explore_graph, explore_together
 from nantrap.guard.judge import Verdict
 from nantrap.guard.observation import Observation
 from nantrap.guard.session import Session

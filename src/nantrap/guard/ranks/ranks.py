@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from nantrap.errors import RankLostError
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.ranks.averaged_flags import AveragedFlags
-from nantrap.guard.ranks.bypass import Bypass
-from nantrap.guard.ranks.handshake import Handshake
+from nantrap.guard.ranks.handshake import Bypass, Handshake
 from nantrap.guard.torch_private import default_store, is_joining
 
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "signalled")

@@ -18,9 +18,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from nantrap import finite
-from nantrap.guard.state.copies import copy_rows, put_back
 from nantrap.guard.state.protected import Protected
-from nantrap.guard.state.rows import LedgerRow, Writer
+from nantrap.guard.state.rows import LedgerRow, Writer, copy_rows, put_back
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
 from nantrap.guard.torch_private import buffers_of

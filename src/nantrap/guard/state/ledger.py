@@ -43,26 +43,24 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import finite
-from nantrap.guard.state.copies import (
+from nantrap.guard.state.rows import (
     CopyPlan,
     Counted,
     Kept,
+    LedgerRow,
+    Writer,
+    buffer_rows,
     contents_of,
     copied,
     copy_rows,
     has_same_bits,
-    make_plan,
-    put_back,
-    written_uncounted,
-)
-from nantrap.guard.state.rows import (
-    LedgerRow,
-    Writer,
-    buffer_rows,
     is_fault_of_script,
     is_new_mask,
     is_plain,
+    make_plan,
+    put_back,
     rows_without_gradient,
+    written_uncounted,
 )
 from nantrap.guard.torch_private import copy_all, set_version, version, version_of
 from nantrap.incident import Finding, Phase

@@ -1,8 +1,19 @@
-"""What a guard protects: the model's parameters and buffers, and the optimizer's, by name."""
+"""What a guard protects: the model's parameters and buffers, and the optimizer's, by name.
+
+*   Averaged weights are updated after applied steps only, so that nothing bad ever enters them (`ema_update`).
+*   Which parameters the code of a model may write past autograd (`reached_through_data`): a write through
+    `self.codes.data[...] = ...` is not counted by the version of the parameter, so it cannot be noticed when it
+    happens. The byte code of the module's own methods shows the name before `.data`. Methods that run before training
+    (`__init__`, initialisation) do not count, and neither does code of PyTorch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+import dis
+import inspect
+import types
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,3 +155,87 @@ def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[st
                 yield name, str(key), value
             elif isinstance(value, (list, tuple)):
                 yield from ((name, f"{key}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))
+
+
+def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
+    """How this average is updated: `update_parameters(model)`, `update(model)`, `update()`, or a plain function."""
+    if ema is None:
+        return None
+    if hasattr(ema, "update_parameters"):  # torch.optim.swa_utils.AveragedModel
+        return lambda: ema.update_parameters(model)
+    method = getattr(ema, "update", None)
+    if callable(method):
+        required = [
+            parameter
+            for parameter in inspect.signature(method).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        return (lambda: method(model)) if required else method
+    if callable(ema) and not isinstance(ema, nn.Module):
+        return ema  # type: ignore[no-any-return]
+    raise UsageError(
+        f"Guard(ema={type(ema).__name__}): expected an AveragedModel, an object with update() or update(model), or a "
+        "function; a plain copy of the model does not say how it is updated"
+    )
+
+
+def ema_modules(ema: Any) -> list[nn.Module]:
+    """The modules that hold the averaged weights, to be watched and rolled back."""
+    if isinstance(ema, nn.Module):
+        return [ema]
+    return [
+        value
+        for name in ("module", "ema_model", "model", "averaged_model")
+        if isinstance(value := getattr(ema, name, None), nn.Module)
+    ][:1]
+
+
+_BEFORE_TRAINING = ("__init__", "reset_parameters", "init_weights", "_init_weights", "_reset_parameters", "extra_repr")
+
+
+def reached_through_data(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters whose name is before `.data` in a method of the module that holds them, directly or below."""
+    found: dict[int, nn.Parameter] = {}
+    known: dict[type, frozenset[str]] = {}
+    for root in modules:
+        for module in root.modules():
+            kind: type = type(module)
+            if kind not in known:
+                known[kind] = _names_before_data(kind)
+            if names := known[kind]:
+                found |= {id(p): p for name, p in module.named_parameters() if name.rpartition(".")[2] in names}
+    return list(found.values())
+
+
+def _names_before_data(kind: type) -> frozenset[str]:
+    """The attribute names that stand before `.data` in the methods of a class, without those of PyTorch's classes."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "torch" or base is object:
+            continue
+        for name, function in vars(base).items():
+            if isinstance(function, types.FunctionType) and name not in _BEFORE_TRAINING:
+                for code in _codes(function.__code__):
+                    names.update(_before_data(code))
+    return frozenset(names)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions inside it, where `data` is among the names."""
+    if "data" in code.co_names:
+        yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _before_data(code: types.CodeType) -> Iterator[str]:
+    """`codes` for `self.codes.data`."""
+    before = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if instruction.argval == "data" and before:
+                yield before
+            before = str(instruction.argval)
+        else:
+            before = ""

@@ -18,9 +18,8 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
-from nantrap.guard.state.data_writes import reached_through_data
 from nantrap.guard.state.ledger import Ledger
-from nantrap.guard.state.members import Members, name_beside, optimizer_tensors
+from nantrap.guard.state.members import Members, name_beside, optimizer_tensors, reached_through_data
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
