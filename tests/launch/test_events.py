@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nantrap.guard.recorder import DEAD_AFTER
 from nantrap.launch.events import EventKind, EventTable, ScriptEvent
+from nantrap.thresholds import DEAD_AFTER
 
 
 def skipped(step: int, *, applied: int = 0) -> ScriptEvent:

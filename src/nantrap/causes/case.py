@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from nantrap.incident import Cause, Evidence
+from nantrap.thresholds import has_grown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,9 +227,10 @@ class Case:
     @property
     def has_all_operands(self) -> bool:
         """Whether every operand of the guilty operation was recorded as a copy, rather than by reference."""
-        limit = 1 << 22
+        from nantrap.locate.trace.records import CLONE_LIMIT
+
         capture = self.capture
-        return capture is not None and not capture.assumed and all(t.numel() <= limit for t in capture.inputs())
+        return capture is not None and not capture.assumed and all(t.numel() <= CLONE_LIMIT for t in capture.inputs())
 
     @property
     def in_users_backward(self) -> bool:
@@ -308,6 +310,11 @@ class Case:
         """How many times larger |loss| or the gradient norm is now than at its smallest in the recent steps."""
         applied = self.run.history.applied()[-RECENT:]
         return max(self.loss_growth, _growth([record.grad_norm for record in applied]))
+
+    @property
+    def grew(self) -> bool:
+        """Whether the loss or the gradient norm really rose over the recent steps."""
+        return has_grown(self.growth)
 
     @functools.cached_property
     def loss_growth(self) -> float:

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import in_words, listed, without
-from nantrap.causes.limits import is_absurd
+from nantrap.thresholds import MASKED, is_absurd, is_large
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
     from nantrap.locate.replay.samples import Samples
+
+
+_SURE_SENTINEL = 1e29
+"""Programs write 1e30 or the largest float for "missing"; rounding may leave a little less of it."""
+_LIKELY_SENTINEL = 1e15
+"""A repeated whole number of this size that ends in 00 or 99 was written by a program: no instrument has 15 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,10 @@ def largest_input(case: Case) -> Extreme | None:
 
 def is_sentinel(tensor: Tensor, value: float) -> bool:
     """Whether a value is one that programs write for "missing", rather than a measurement in another scale."""
-    if value >= 1e29:
+    if value >= _SURE_SENTINEL:
         return True
     whole = value == round(value) and int(value) % 100 in (0, 99)
-    return value >= 1e15 and (whole and int((tensor.abs() == value).sum()) > 1)
+    return value >= _LIKELY_SENTINEL and (whole and int((tensor.abs() == value).sum()) > 1)
 
 
 def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
@@ -58,7 +64,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
     samples = case.location.samples
     if not case.failure.repeatable:
-        return Claim("hint", summary, tuple(facts), help=advice) if case.growth < 8 else None
+        return Claim("hint", summary, tuple(facts), help=advice) if not case.grew else None
     trial = None
     shows = ""
     if samples.guilty and samples.rest_is_finite:
@@ -77,7 +83,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
 
 
 def rescaled(batch: Any) -> Any:
-    """The batch with values beyond 1e6 times the usual scale brought back to it."""
+    """The batch with tensors of large values brought back to the usual scale."""
     import torch
 
     from nantrap.locate.trace.storage import map_leaves
@@ -86,7 +92,7 @@ def rescaled(batch: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
             return leaf
         size = float(leaf.abs().max())
-        return leaf / size if size > 1e6 else leaf
+        return leaf / size if is_large(size) else leaf
 
     return map_leaves(batch, scale)
 
@@ -101,4 +107,4 @@ def _extreme_samples(found: Extreme, samples: Samples) -> list[int]:
 
 def _is_added_mask(tensor: Tensor) -> bool:
     """0 and one very negative number: a mask that is added to scores, not a measurement."""
-    return float(tensor.detach().min()) < -1e4 and tensor.detach().unique().numel() <= 2
+    return float(tensor.detach().min()) <= MASKED and tensor.detach().unique().numel() <= 2

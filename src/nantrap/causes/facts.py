@@ -112,9 +112,9 @@ def absmax(tensor: Tensor) -> float:
 
 def limit(tensor: Tensor) -> float:
     """The largest finite value of the tensor's dtype."""
-    import torch
+    from nantrap.finite import limit_of
 
-    return float(torch.finfo(tensor.dtype).max)
+    return limit_of(tensor.dtype)
 
 
 def epsilon(tensor: Tensor) -> float:

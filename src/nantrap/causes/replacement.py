@@ -69,6 +69,14 @@ class Replacement(ThroughoutMode):
         return stable(*(args[:2] if name in _RECORDED else args), **kwargs)
 
 
+_JUST_INSIDE = 1e-6
+"""How far inside its domain an argument is kept: float32 has an eps of 1.2e-7 next to 1."""
+_ABOVE_ZERO = 1e-12
+"""How far above 0: the reciprocal of its root is 1e6, and that of itself 1e12, which float32 holds."""
+_ON_THE_DIAGONAL = 1e-3
+"""What keeps a matrix from being singular: its inverse is below 1,000."""
+_ROOM = 0.25
+"""An exponential is kept below the fourth root of the largest number, so that its square and a sum of them fit."""
 _RECORDED = {"_softmax": "softmax", "_log_softmax": "log_softmax"}
 """Operations that people call by another name, and of which only the first two arguments matter."""
 _CALLED = {**_RECORDED, "nll_loss_forward": "cross_entropy", "nll_loss2d_forward": "cross_entropy"}
@@ -132,12 +140,11 @@ def _unmasked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exp(x: Tensor) -> Tensor:
-    # the largest argument whose exponential still leaves room for what is done with it
-    return torch.exp(x.clamp(max=0.25 * _log_limit(x)))
+    return torch.exp(x.clamp(max=_ROOM * _log_limit(x)))
 
 
 def _exp_both(x: Tensor) -> Tensor:
-    bound = 0.25 * _log_limit(x)
+    bound = _ROOM * _log_limit(x)
     return torch.exp(x.clamp(-bound, bound).where(x != float("-inf"), x))  # -Inf is a mask, which stays
 
 
@@ -147,7 +154,7 @@ def _log_limit(x: Tensor) -> float:
 
 def _bounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def stable(x: Tensor) -> Tensor:
-        limit = 0.25 * _log_limit(x)
+        limit = _ROOM * _log_limit(x)
         return function(x.clamp(-limit, limit))
 
     return stable
@@ -158,7 +165,7 @@ def _bounded_power(base: Any, exponent: Any) -> Tensor:
     if not isinstance(exponent, Tensor):
         return torch.pow(base, exponent)
     size = torch.as_tensor(base, dtype=torch.get_default_dtype()).detach().abs()
-    most = 0.25 * _log_limit(size) / size.clamp(min=1 + 1e-6).log()
+    most = _ROOM * _log_limit(size) / size.clamp(min=1 + _JUST_INSIDE).log()
     return torch.pow(base, torch.minimum(exponent, most.to(exponent.dtype)))
 
 
@@ -186,7 +193,7 @@ def _on_regular(function: Callable[..., Any], position: int = 0) -> Callable[...
 
 
 def _off_singular(x: Tensor) -> Tensor:
-    return x + 1e-3 * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    return x + _ON_THE_DIAGONAL * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def _std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any) -> Tensor:
@@ -245,7 +252,7 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths:
     )
 
 
-def _inside(function: Callable[..., Tensor], low: float | None, high: float | None) -> Callable[..., Tensor]:
+def _inside(function: Callable[..., Tensor], low: float, high: float | None = None) -> Callable[..., Tensor]:
     """The function with its argument brought into its domain."""
 
     def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -254,11 +261,9 @@ def _inside(function: Callable[..., Tensor], low: float | None, high: float | No
     return stable
 
 
-def _floored(function: Callable[..., Tensor], at: float = USUAL_EPS) -> Callable[..., Tensor]:
-    def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return function(x.clamp(min=at), *args, **kwargs)
-
-    return stable
+def _between_ends(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with its argument kept between -1 and 1."""
+    return _inside(function, -1 + _JUST_INSIDE, 1 - _JUST_INSIDE)
 
 
 def _divided_by_floored(x: Any, other: Any, **kwargs: Any) -> Any:
@@ -319,26 +324,26 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "std": {"std": _std, "var": _var},
     "std_above_zero": {"std": _above_zero(_std), "var": _above_zero(_var)},
     "domain": {
-        **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},
-        "log1p": _inside(torch.log1p, -1 + 1e-6, None),
-        **{name: _inside(getattr(torch, name), -1 + 1e-6, 1 - 1e-6) for name in ("acos", "asin", "atanh", "erfinv")},
-        "arccos": _inside(torch.acos, -1 + 1e-6, 1 - 1e-6),
-        "arcsin": _inside(torch.asin, -1 + 1e-6, 1 - 1e-6),
-        **dict.fromkeys(("acosh", "arccosh"), _inside(torch.acosh, 1 + 1e-6, None)),
-        "logit": _inside(torch.logit, 1e-6, 1 - 1e-6),
-        "pow": _inside(torch.pow, 1e-12, None),
-        "__pow__": _inside(torch.pow, 1e-12, None),
+        **{name: _inside(getattr(torch, name), _ABOVE_ZERO) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},
+        "log1p": _inside(torch.log1p, -1 + _JUST_INSIDE),
+        **{name: _between_ends(getattr(torch, name)) for name in ("acos", "asin", "atanh", "erfinv")},
+        "arccos": _between_ends(torch.acos),
+        "arcsin": _between_ends(torch.asin),
+        **dict.fromkeys(("acosh", "arccosh"), _inside(torch.acosh, 1 + _JUST_INSIDE)),
+        "logit": _inside(torch.logit, _JUST_INSIDE, 1 - _JUST_INSIDE),
+        "pow": _inside(torch.pow, _ABOVE_ZERO),
+        "__pow__": _inside(torch.pow, _ABOVE_ZERO),
     },
     "cross_entropy": {"cross_entropy": _cross_entropy},
     "ctc": {"ctc_loss": _ctc},
     "floor": {
-        "sqrt": _floored(torch.sqrt),
-        "rsqrt": _floored(torch.rsqrt),
-        **{name: _floored(getattr(torch, name)) for name in ("log", "log2", "log10")},
-        "log1p": _floored(torch.log1p, -1 + USUAL_EPS),
-        "pow": _floored(torch.pow),
-        "__pow__": _floored(torch.pow),
-        "reciprocal": _floored(torch.reciprocal, USUAL_EPS**0.5),
+        "sqrt": _inside(torch.sqrt, USUAL_EPS),
+        "rsqrt": _inside(torch.rsqrt, USUAL_EPS),
+        **{name: _inside(getattr(torch, name), USUAL_EPS) for name in ("log", "log2", "log10")},
+        "log1p": _inside(torch.log1p, -1 + USUAL_EPS),
+        "pow": _inside(torch.pow, USUAL_EPS),
+        "__pow__": _inside(torch.pow, USUAL_EPS),
+        "reciprocal": _inside(torch.reciprocal, USUAL_EPS**0.5),
         **dict.fromkeys(("div", "true_divide", "__truediv__", "divide"), _divided_by_floored),
         **dict.fromkeys(("__rtruediv__", "__rdiv__"), lambda x, other: _divided_by_floored(other, x)),
         **{f.__name__: _with_larger_eps(f) for f in _NORMALISING},

@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import Op, Trace
 
 _FEWEST = 4
+"""Rounds from which on a repetition is a loop and not two or three layers."""
 _FEWEST_ACCELERATING = 3
+"""The same of a loop that squares its values: it overflows before it has more rounds."""
 _MOST_ANCESTORS = 20_000
+"""Bounds the time of the search in a trace of a very large step."""
 _STEADY = 1.3
+"""The factor of a round from which on a loop overflows within a few hundred rounds."""
 _TENFOLD = 10.0
+"""What the last seven rounds must have made of the values together: single factors are noisy."""
 _SLOW = 1.01
+"""The mean factor of a loop that grows slowly; below it the values hardly move."""
 _MILLIONFOLD = 1e6
+"""What a loop that grows slowly must have made of its values."""
 _RISING = 0.6
+"""The part of its rounds that must have grown: more than by chance."""
+_NEGLIGIBLE = 1e-9
+"""A loop whose values end this far below those of another one did not carry them to the overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ def growing_rounds(trace: Trace, origin: Op) -> Rounds | None:
     for index in ancestors:
         groups.setdefault(_place(trace.ops[index]), trace.ops[index])
     found = [rounds for op in groups.values() if (rounds := _rounds(trace, op, ancestors)) is not None]
-    near = [rounds for rounds in found if rounds.values[-1] > 1e-9 * max(one.values[-1] for one in found)]
+    near = [rounds for rounds in found if rounds.values[-1] > _NEGLIGIBLE * max(one.values[-1] for one in found)]
     return max(near, key=lambda rounds: rounds.values[-1] / rounds.values[0], default=None)
 
 

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import Op
 
 _MOST_LINES = 4
+"""Lines at which the same call is replaced: each costs one more run of the step."""
 _DIVERGED = 2.0
+"""How many times larger the loss of an earlier batch must be now. With the same batch and the same random numbers, a
+loss that doubled is no noise."""
 
 
 class Laboratory:

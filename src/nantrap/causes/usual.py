@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.facts import absmax, in_words
+from nantrap.thresholds import far_outside
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
 
-FAR = 20.0
-"""How many times beyond the largest value before it a batch counts as far outside."""
-OTHER_UNIT = 200.0
+_OTHER_UNIT = 200.0
 """From here on it is not an unusual sample any more but another unit: 255 for pixels, 365 for days, 1,000 for milli."""
-ABSURD = 1e4
+_BEYOND_ANY_UNIT = 1e4
 """A single value this far out is a mistake, whatever the rest of its batch looks like."""
 _FEWEST = 3
+"""Batches before the failed one that are needed: their largest and their median must be different ones."""
 _MOST = 32
+"""Batches that are read: each costs a pass over its values, and older ones say no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Unusual:
     @property
     def in_other_units(self) -> bool:
         """Whether the whole batch is in another unit, or a value is beyond any unit; else it is an unusual sample."""
-        return self.factor >= ABSURD or (self.factor >= OTHER_UNIT and self.samples >= 0.5)
+        return self.factor >= _BEYOND_ANY_UNIT or (self.factor >= _OTHER_UNIT and self.samples >= 0.5)
 
     @property
     def words(self) -> str:
@@ -115,13 +116,13 @@ def _batches_before(case: Case) -> list[Any]:
 
 def _compare(name: str, tensor: Tensor, before: list[float]) -> Unusual | None:
     """The tensor, if its largest value lies far outside those of the batches before it."""
-    sizes = sorted(size for size in before if size > 0)
+    sizes = [size for size in before if size > 0]
     value = absmax(tensor)
     if len(sizes) < _FEWEST or not value:
         return None
-    largest, median = sizes[-1], sizes[len(sizes) // 2]
-    if value <= largest * max(FAR, (largest / median) ** 2):  # data with long tails are far outside only further out
+    if value <= far_outside(sizes):
         return None
+    largest = max(sizes)
     beyond = tensor.detach().abs() > largest
     rows = beyond.reshape(beyond.shape[0], -1).any(1) if beyond.dim() else beyond
     return Unusual(name, tensor, value, largest, len(before), float(rows.double().mean()))

@@ -10,8 +10,8 @@ import torch
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.harness import Result, run_step
-from nantrap.causes.limits import FLOAT16_MAX
 from nantrap.causes.reference import recomputed
+from nantrap.thresholds import FLOAT16_MAX
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -54,7 +54,7 @@ def too_narrow(case: Case, written: Overflowed, summary: str, instead: str) -> C
     return Claim(
         "measured",
         summary,
-        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {FLOAT16_MAX}",),
+        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {FLOAT16_MAX:g}",),
         trial=_with_wide_buffer(case, written.name),
         shows=f"with {written.name} in float32 the step is finite",
         help=instead,

@@ -42,6 +42,7 @@ from nantrap.report import (
     write_line,
     write_run_report,
 )
+from nantrap.thresholds import DEAD_AFTER
 
 _KEPT = 256
 """Steps that are kept in memory for the rules."""
@@ -49,8 +50,6 @@ _LARGEST_REPORTED = 32 * 1024 * 1024
 """Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
 """Spikes that are printed, and batches outside their usual range; further ones are only counted."""
-DEAD_AFTER = 20
-"""Steps in a row without any gradient after which a run is called dead."""
 
 
 @dataclass(frozen=True)

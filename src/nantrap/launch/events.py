@@ -10,8 +10,8 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nantrap.guard.recorder import DEAD_AFTER
 from nantrap.incident.wording import some_of
+from nantrap.thresholds import DEAD_AFTER
 
 MOST_PRINTED = 5
 """Steps in a row that a script does not make and that are printed; of more of them only those that look new."""

@@ -5,16 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-LIMITS = {
-    "float64": 1.7976931348623157e308,
-    "float32": 3.4028234663852886e38,
-    "bfloat16": 3.3895313892515355e38,
-    "float16": 65504.0,
-    "float8_e4m3fn": 448.0,
-    "float8_e5m2": 57344.0,
-}
-"""The largest finite value of each dtype."""
-
 
 def value(number: float | None, digits: int = 6) -> str:
     """`NaN`, `+Inf`, `-Inf`, or the number in a few digits."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
 from nantrap.incident.wording import counted
 from nantrap.report import diagnostics as words
-from nantrap.report.numbers import LIMITS, shape, value
+from nantrap.report.numbers import shape, value
 from nantrap.report.poison import Stop, path_of_poison
 from nantrap.report.surroundings import Surroundings, environment
+from nantrap.thresholds import LARGEST
 
 _FINDINGS_SHOWN = 6
 _FINDINGS_LISTED = 60
@@ -168,7 +169,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         else (),
         path=path_of_poison(incident),
         frames=tuple(frame_row(frame) for frame in incident.frames),
-        limit=(dtype, LIMITS[dtype]) if dtype in LIMITS else None,
+        limit=(dtype, LARGEST[dtype]) if dtype in LARGEST else None,
         magnitudes=growths(incident, dtype),
         stats=rows[:_FINDINGS_SHOWN],
         more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],
@@ -289,7 +290,7 @@ def verdict_of(cause: Cause | None) -> Badge:
 
 def frame_row(frame: Frame) -> FrameRow:
     """An operation before the origin as a row; its bits are how often its largest value could still be doubled."""
-    limit = LIMITS.get(frame.dtype)
+    limit = LARGEST.get(frame.dtype)
     bits, used = "", None
     if frame.origin:
         bits = "origin"
@@ -322,13 +323,13 @@ def growths(incident: Incident, dtype: str) -> tuple[Growth, ...]:
     found = [
         _growth(one.of, one.dtype, one.by_step, _HOW.get(one.how, ""))
         for one in incident.magnitudes
-        if one.dtype in LIMITS
+        if one.dtype in LARGEST
     ]
     if not incident.magnitudes:
-        limit = LIMITS.get(dtype) or LIMITS["float32"]
+        limit = LARGEST.get(dtype) or LARGEST["float32"]
         numbers = {step: limit / 2.0**bits if bits > -1000 else math.inf for step, bits in incident.headroom.items()}
         of = f"the output of {incident.module}" if incident.module else "the module's output"
-        found = [_growth(of, dtype if dtype in LIMITS else "float32", numbers, _HOW["sampled"])]
+        found = [_growth(of, dtype if dtype in LARGEST else "float32", numbers, _HOW["sampled"])]
     return tuple(growth for growth in found if growth.points)
 
 
@@ -338,8 +339,8 @@ def _growth(of: str, dtype: str, by_step: Mapping[str, float], how: str) -> Grow
         for step, number in by_step.items()
         if step.isdecimal() and len(step) < 16 and number >= 0
     )
-    said = f"{_grew(points, LIMITS[dtype])} {how.format(counted(len(points), 'step'))}"
-    return Growth(of, dtype, LIMITS[dtype], points, said.strip())
+    said = f"{_grew(points, LARGEST[dtype])} {how.format(counted(len(points), 'step'))}"
+    return Growth(of, dtype, LARGEST[dtype], points, said.strip())
 
 
 def _grew(points: tuple[Point, ...], limit: float) -> str:

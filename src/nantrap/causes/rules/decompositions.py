@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 
 _TRIANGULAR = ("Qr", "Cholesky")
+_REPEATED = 1e-5
+"""Two values of a spectrum that are closer than this part of the largest one are equal in float32, after the rounding
+of a decomposition."""
+_SINGULAR = 1e-6
+"""A matrix whose smallest value is below this part of the largest one is singular in float32: its eps is 1.2e-7."""
+_NO_DIVISION_BY_ZERO = 1e-300
 _SOLVERS = {
     "linalg_inv_ex": 0,
     "linalg_solve_ex": 0,
@@ -38,7 +44,7 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
     if gap is not None:
         facts.append(f"the smallest gap in the spectrum is {gap:.3g} of its largest value")
     return Claim(
-        "measured" if gap is not None and gap < 1e-5 else "hint",
+        "measured" if gap is not None and gap < _REPEATED else "hint",
         "the gradient of a decomposition with a repeated or zero spectrum is infinite",
         tuple(facts),
         help="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only quantities whose "
@@ -56,8 +62,8 @@ def _singular_matrix(case: Case) -> Claim | None:
     from torch.linalg import svdvals
 
     values = svdvals(matrix.double())
-    least = float((values.amin(-1) / values.amax(-1).clamp(min=1e-300)).min())
-    if least > 1e-6:
+    least = _least_share(values)
+    if least > _SINGULAR:
         return None
     return Claim(
         "tried",
@@ -78,7 +84,7 @@ def _singular_factor(case: Case) -> Claim:
     if least is not None:
         facts.append(f"the smallest value on that diagonal is {least:.3g} of the largest")
     return Claim(
-        "measured" if least is not None and least < 1e-6 else "hint",
+        "measured" if least is not None and least < _SINGULAR else "hint",
         "the gradient of a factorisation of a singular matrix is infinite",
         tuple(facts),
         help="add a small jitter before the factorisation (x + 1e-6·I for a square matrix, noise for a tall one); a "
@@ -96,8 +102,13 @@ def _least_diagonal(case: Case) -> float | None:
         factor = next((t for t in reversed(witness.outputs) if t.dim() >= 2 and t.numel()), None)
         if factor is not None:
             diagonal = factor.detach().diagonal(dim1=-2, dim2=-1).abs().double()
-            found.append(float((diagonal.amin(-1) / diagonal.amax(-1).clamp(min=1e-300)).min()))
+            found.append(_least_share(diagonal))
     return min(found) if found else None
+
+
+def _least_share(values: Tensor) -> float:
+    """The smallest value over the largest, in that row of a batch in which this is least."""
+    return float((values.amin(-1) / values.amax(-1).clamp(min=_NO_DIVISION_BY_ZERO)).min())
 
 
 def _smallest_gap(case: Case) -> float | None:

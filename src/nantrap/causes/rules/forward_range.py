@@ -9,6 +9,7 @@ from nantrap.causes.claim import Claim
 from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, among_samples, limit, listed
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
+from nantrap.thresholds import is_large
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _MANY_FACTORS = 8
-_LARGE_FACTOR = 1e6
+"""A product of fewer factors overflows by the size of one of them."""
+_BETWEEN_STEPS = 10.0
+"""A loss or norm that grew by more than this may have brought the loop to its overflow: older weights are tried."""
+_ALMOST = 0.999
+"""A power is beyond the range where its logarithm reaches this part of the limit: the logarithms are rounded."""
 
 
 @rule("exp_overflow")
@@ -71,7 +76,7 @@ def _power_overflow(case: Case) -> Claim | None:
     bases = base.detach().double().expand_as(bad)[bad] if hasattr(base, "isfinite") else powers * 0 + base
     needed = powers * bases.abs().log()
     bound = math.log(limit(case.output))
-    if not bool((needed.isfinite() & (needed >= 0.999 * bound)).all()):
+    if not bool((needed.isfinite() & (needed >= _ALMOST * bound)).all()):
         return None
     worst = int(needed.argmax())
     return Claim(
@@ -104,15 +109,16 @@ def exploding_recurrence(case: Case) -> Claim | None:
     if rounds is None:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
-    older = None if case.growth < 10 else case.lab.older_weights()
+    within = case.growth < _BETWEEN_STEPS
+    older = None if within else case.lab.older_weights()
     older = older if older is not None and older.finite is False else None
     return Claim(
-        "measured" if case.growth < 10 or older is not None else "hint",
+        "measured" if within or older is not None else "hint",
         f"{case.place} multiplied its values by {rounds.growth} in each of {len(rounds.values)} rounds",
         (
             f"{rounds.op.name} at the same line gave {shown} -> Inf within one forward pass",
             f"the factor per round is {rounds.size}: growth inside the step"
-            + (", not between steps" if case.growth < 10 else ""),
+            + (", not between steps" if within else ""),
             *(() if older is None else (f"with {older.change} the step fails at the same operation",)),
         ),
         help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
@@ -125,7 +131,7 @@ def _long_product(case: Case) -> Claim | None:
     if case.made != "inf" or case.output is None or not case.inputs:
         return None
     above = _factors_above_one(case, case.output)
-    if above.numel() < _MANY_FACTORS or float(above.max()) > _LARGE_FACTOR:
+    if above.numel() < _MANY_FACTORS or is_large(float(above.max())):
         return None  # a few huge factors: it is their size, not their number
     typical = float(above.log().mean().exp())
     return Claim(

@@ -6,15 +6,20 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import SECOND_MOMENTS
+from nantrap.causes.facts import SECOND_MOMENTS, limit
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
+from nantrap.thresholds import has_grown
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
-_GROWTH = 8.0
 _FEWEST_ROUNDS = 8
+"""A gradient that a few layers multiply is depth, not a loop."""
+_EXPLODED = 1e3
+"""The norms of healthy steps in a row differ by less; a warm-up or a spike reaches a factor of 100."""
+_BOUNDED = 1e3
+"""Values at one line that stay within this factor of their smallest did not grow on the way."""
 
 
 @rule("grad_norm_overflow")
@@ -25,10 +30,10 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     if finding is None and squared is None:
         return None
     slower = case.lab.tenth_of_rate()
-    messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
+    messenger = case.grew and case.lab.weights_diverged() and slower.finite
     if squared is not None:
-        name, largest, limit = squared
-        facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {limit:.3g}"]
+        name, largest, end = squared
+        facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {end:.3g}"]
         if _in_second_moment(case):
             facts.append(
                 "a second moment that is Inf divides every later update to 0: the weight would never move again"
@@ -52,8 +57,6 @@ def grad_norm_overflow(case: Case) -> Claim | None:
 
 def _largest_squared(case: Case) -> tuple[str, float, float] | None:
     """The parameter whose finite gradient overflowed as a square in the optimizer, its size, and the dtype's limit."""
-    import torch
-
     if case.phase != "optimizer" or case.made != "inf" or case.half:
         return None
     if not (_in_second_moment(case) or _squares_a_gradient(case)):
@@ -62,8 +65,8 @@ def _largest_squared(case: Case) -> tuple[str, float, float] | None:
     if not sizes or not all(math.isfinite(size) for size in sizes.values()):
         return None
     name = max(sizes, key=lambda n: sizes[n])
-    limit = float(torch.finfo(case.failure.gradients[name].dtype).max)
-    return (name, sizes[name], limit) if sizes[name] ** 2 > limit else None
+    end = limit(case.failure.gradients[name])
+    return (name, sizes[name], end) if sizes[name] ** 2 > end else None
 
 
 def _in_second_moment(case: Case) -> bool:
@@ -103,7 +106,7 @@ def _through_a_loop(case: Case) -> Claim | None:
     forward = [
         op.absmax for op in case.trace.ops if op.phase == "forward" and op.absmax and op.place == rounds.op.place
     ]
-    bounded = bool(forward) and max(forward) < 1e3 * max(1.0, min(forward))
+    bounded = bool(forward) and max(forward) < _BOUNDED * max(1.0, min(forward))
     shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
     facts = [f"{rounds.op.node} at one line gave gradients of {shown} -> Inf within one backward pass"]
     if bounded:
@@ -120,13 +123,13 @@ def _through_a_loop(case: Case) -> Claim | None:
 def _over_the_steps(case: Case) -> Claim | None:
     """The gradient norm grew from step to step, and the learning rate is not the reason."""
     norms = [record.grad_norm for record in case.run.history.applied()[-8:]]
-    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
+    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < _EXPLODED:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
     losses = [record.loss for record in case.run.history.applied()[-8:]]
     trial = case.lab.tenth_of_rate()
     facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
-    bounded = case.loss_growth < _GROWTH
+    bounded = not has_grown(case.loss_growth)
     return Claim(
         "measured" if trial.finite is False and bounded else "hint",
         f"the gradients exploded in {case.place}" + (" while the loss stayed in its range" if bounded else ""),

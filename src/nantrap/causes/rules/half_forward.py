@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax
-from nantrap.causes.limits import FLOAT16_MAX
 from nantrap.causes.registry import rule
+from nantrap.thresholds import FLOAT16_MAX
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -36,11 +36,11 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
         return None
     return Claim(
         "measured",
-        f"the loss was reduced in float16 and overflowed: {wide:.4g} > 65504",
+        f"the loss was reduced in float16 and overflowed: {wide:.4g} > {FLOAT16_MAX:g}",
         (
             (
                 f"{case.location.op} runs in float16 outside the model; its float32 result is {wide:.4g}, the limit is "
-                f"65504"
+                f"{FLOAT16_MAX:g}"
             ),
             "what it was given is finite",
         ),
@@ -71,14 +71,11 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
         return None
     if wide is None and not trial.finite:
         return None
-    facts = (
-        ()
-        if wide is None
-        else (f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504",)
-    )
+    facts = () if wide is None else (_result_above(case, wide),)
     return Claim(
         "measured" if wide is not None else "tried",
-        f"{_what(case)} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
+        f"{_what(case)} exceeded the range of float16"
+        + (f": {wide:.5g} > {FLOAT16_MAX:g}" if wide is not None else ""),
         facts,
         trial=trial,
         shows="the same step in float32 is finite",
@@ -89,7 +86,7 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
 def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
     """The value does not fit, and float32 alone does not make the step finite: the gradients overflow, or it fails
     further on."""
-    facts = [f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504"]
+    facts = [_result_above(case, wide)]
     help_ = f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16"
     further = case.lab.fails_next_in_float32()
     finite = loss is not None and math.isfinite(loss)
@@ -103,7 +100,13 @@ def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
         help_ += "; what fails after it must be mended too"
     elif finite:
         facts.append(f"computed in float32 the loss is {loss:.5g}, and the gradients are not finite")
-    return Claim("hint", f"{_what(case)} exceeded the range of float16: {wide:.5g} > 65504", tuple(facts), help=help_)
+    return Claim(
+        "hint", f"{_what(case)} exceeded the range of float16: {wide:.5g} > {FLOAT16_MAX:g}", tuple(facts), help=help_
+    )
+
+
+def _result_above(case: Case, wide: float) -> str:
+    return f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of {FLOAT16_MAX:g}"
 
 
 def _is_cast_of_a_gradient(op: Op) -> bool:

@@ -181,15 +181,17 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
 
 
 def _single_factor(case: Case, product: Op) -> float | None:
-    """The one number of at least 100 that a product of tensors multiplies by; `None` where its values differ."""
+    """The one number that a product of tensors multiplies by, if it is as large as a loss scale and the only one."""
     kept = case.operands_of(product.index)
     for factor in [] if kept is None else kept.inputs():
         values = factor.detach().flatten()
-        if values.numel() and float(values[0]) >= 100 and bool((values == values[0]).all()):
+        if values.numel() and float(values[0]) >= _SMALLEST_SCALE and bool((values == values[0]).all()):
             return float(values[0])
     return None
 
 
+_SMALLEST_SCALE = 100.0
+"""A factor of a loss below this is a weight of one term; a loss scale is a power of two in the thousands."""
 _SMALLER = 1 << 16
 """By what a loss is divided to see whether its gradients are only too large."""
 _NO_ARITHMETIC = frozenset({"aten.detach", "aten.alias", "aten.ones_like", "aten._local_scalar_dense"})
@@ -200,7 +202,7 @@ _LINEAR = frozenset(
 
 
 def _scale_by_hand(case: Case) -> float | None:
-    """A constant above 100 by which the loss was multiplied last, outside the model.
+    """The constant, large enough for a scale, by which the loss was multiplied last, outside the model.
 
     Only linear operations may come after it: a factor inside the loss, before a square say, is no scale. Operations
     that compute nothing are left out: how many of them torch adds differs between its versions.
@@ -209,11 +211,11 @@ def _scale_by_hand(case: Case) -> float | None:
     forward = [op for op in case.trace.ops if op.phase == "forward" and not op.inside and op.name not in _NO_ARITHMETIC]
     for op in reversed(forward[-6:]):
         if op.name == "aten.mul":
-            large = [number for number in op.scalars if number >= 100]
+            large = [number for number in op.scalars if number >= _SMALLEST_SCALE]
             if large:
                 return large[0]
             before = [case.trace.ops[source].absmax for source in op.sources if source >= 0]
-            if any(op.absmax and size and op.absmax / size >= 100 for size in before):
+            if any(op.absmax and size and op.absmax / size >= _SMALLEST_SCALE for size in before):
                 return _single_factor(case, op)  # weights that differ are no scale
         if op.name.removeprefix("aten.") not in _LINEAR:
             return None

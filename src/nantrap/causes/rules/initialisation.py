@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.registry import rule
+from nantrap.thresholds import LARGE_GAIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,9 @@ def bad_initialisation(case: Case) -> Claim | None:
 
     trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
     plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
-    facts = [f"{len(suspects)} weight{plural} the scale of {its} input by more than 4; {name} by {gain:.3g}"]
+    facts = [
+        f"{len(suspects)} weight{plural} the scale of {its} input by more than {LARGE_GAIN:g}; {name} by {gain:.3g}"
+    ]
     grown = [f.absmax for f in case.location.frames if f.absmax is not None]
     if len(grown) > 2:
         facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))
@@ -63,7 +66,7 @@ def _is_parameter_itself(case: Case) -> bool:
 
 
 def _oversized(case: Case) -> dict[str, float]:
-    """Weights that multiply the scale of their input by more than 4, and by how much."""
+    """Weights that multiply the scale of their input by far more than a usual one, and by how much."""
     from nantrap.locate.torch_private import parameters_of
 
     owners = {
@@ -76,7 +79,7 @@ def _oversized(case: Case) -> dict[str, float]:
         if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
             continue
         gain = _gain(parameter.detach(), owners.get(name, ""))
-        if math.isfinite(gain) and gain > 4:
+        if math.isfinite(gain) and gain > LARGE_GAIN:
             found[name] = gain
     return found
 

@@ -21,6 +21,11 @@ _LOGARITHMS = (
     "aten.log", "aten.log1p", "aten.log2", "aten._log_softmax", "aten.log_sigmoid_forward", "aten.softplus",
 )  # fmt: skip
 _STEPS_BACK = 6
+"""How many operations lie between a label and the logarithm of a cross-entropy that is written by hand, at most."""
+_LED_HERE = 3.0
+"""A loss that grew by this much since the recent steps began may have been led here by its labels."""
+_MOSTLY = 0.5
+"""The part of a tensor that must be inside the range for the rest to be a mistake."""
 _WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "xlogy", "xlog1py")
 
 
@@ -61,9 +66,9 @@ def _outside_the_domain(case: Case) -> Claim | None:
         if flags:  # both of them: ones alone may be counts or amounts as well
             zeros, ones = tensor == 0, tensor == 1
             both = bool(zeros.any()) and bool(ones.any())
-            few = both and bool(outside.numel()) and float((zeros | ones).float().mean()) >= 0.5
+            few = both and bool(outside.numel()) and float((zeros | ones).float().mean()) >= _MOSTLY
         else:  # shares: what they were in the batches before counts, else what most of them are
-            most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= 0.5
+            most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= _MOSTLY
             few = bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
         if not few:
             continue
@@ -105,7 +110,7 @@ def _negative_label(case: Case) -> Claim | None:
             continue
         negative = tensor[tensor < 0].unique()
         same = bool((tensor.detach().flatten()[bad.flatten()] < 0).all())
-        if not 0 < negative.numel() <= 2 or not same or float((tensor >= 0).float().mean()) < 0.5:
+        if not 0 < negative.numel() <= 2 or not same or float((tensor >= 0).float().mean()) < _MOSTLY:
             continue
         shown = in_words(path)
         values = " and ".join(f"{float(value):g}" for value in negative)
@@ -125,7 +130,7 @@ def _negative_label(case: Case) -> Claim | None:
 def _handmade_cross_entropy(case: Case) -> Claim | None:
     """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
     losses = [record.loss for record in case.run.history.applied()]
-    if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
+    if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < _LED_HERE:
         return None
     from nantrap.locate import tensors_of
 
@@ -228,7 +233,7 @@ def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | Non
     if trial.finite:
         return trial
     steps = case.lab.steps_with("clean_steps", f"targets clamped to {allowed} in the steps since an older state", clean)
-    led_here = case.loss_growth >= 3 or any(record.loss < 0 for record in case.run.history.applied())
+    led_here = case.loss_growth >= _LED_HERE or any(record.loss < 0 for record in case.run.history.applied())
     return steps if steps.finite is not None or led_here else trial
 
 

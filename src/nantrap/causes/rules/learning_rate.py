@@ -6,18 +6,24 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.limits import ABSURD_RATE, HIGHEST_MEANT_RATE
 from nantrap.causes.registry import rule
 from nantrap.incident import Trial
+from nantrap.thresholds import HIGHEST_MEANT_RATE, has_grown, is_absurd_rate
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
-_GROWTH = 8.0
 _NOISE = 1.01
+"""Two losses that differ by less than one percent do not show that the lower learning rate went wrong."""
 _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
 _SMALL_RATE = 1e-6
+"""A learning rate at which no update of finite gradients overflows."""
 _USUAL, _USUAL_RATE = "usual_rate", 1e-3
+"""A learning rate at which most optimizers train most models; tried where the given one is beyond any meaning."""
+_STABLE = 2.0
+"""A loss that ended above this many times the first one is finite and not stable."""
+_JUMP = 5.0
+"""A schedule moves a learning rate by less in one step; a restored state that does not fit moves it by more."""
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
 
 
@@ -26,7 +32,7 @@ def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit."""
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
-    if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
+    if case.phase not in ("forward", "backward", "optimizer") or not case.grew or rate_jump(case) is not None:
         return None
     overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
     if not case.failure.repeatable and not overflowed:
@@ -51,7 +57,7 @@ def lr_too_high(case: Case) -> Claim | None:
     delays = _only_delays(case, trial) if trial.finite else ""
     tried = f" (the same steps stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
     of = f" of {rate:.4g}" + (f", the highest of {len(rates)} parameter groups," if len(set(rates)) > 1 else "")
-    rose = case.loss_growth >= _GROWTH
+    rose = has_grown(case.loss_growth)
     grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
     return Claim(
         "hint" if delays else "tried",
@@ -79,7 +85,7 @@ def lr_too_high(case: Case) -> Claim | None:
 def _beyond_any_scale(case: Case) -> Claim | None:
     """A learning rate that no update survives: Inf, NaN, or so large that it overflows by itself."""
     rates = [float(group.get("lr", 0.0)) for group in case.failure.optimizer.param_groups]
-    absurd = next((rate for rate in rates if not abs(rate) <= ABSURD_RATE), None)
+    absurd = next((rate for rate in rates if is_absurd_rate(rate)), None)
     if absurd is None:
         return None
     trial = case.lab.update_with_rate(_SMALL_RATE)
@@ -120,7 +126,7 @@ def _only_delays(case: Case, slower: Trial) -> str:
 def _is_stable(case: Case, trial: Trial) -> bool:
     """Whether the loss did not grow at the lower learning rate either: finite for a few steps is not yet stable."""
     first = next((abs(record.loss) for record in case.run.history.applied()), math.inf)
-    return trial.loss is not None and abs(trial.loss) <= 2 * first
+    return trial.loss is not None and abs(trial.loss) <= _STABLE * first
 
 
 @rule("resume_lr_jump")
@@ -183,6 +189,6 @@ def _last_jump(rates: list[tuple[int, float]]) -> tuple[int, float, float] | Non
     for i in range(len(rates) - 1, 1, -1):
         earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
         rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up keeps rising
-        if after / before >= 5 and not rising:
+        if after / before >= _JUMP and not rising:
             return rates[i][0], before, after
     return None

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.registry import rule
+from nantrap.thresholds import STILL_AT_A_FAILURE
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
-
-_STILL = 8
 
 
 @rule("dead_training")
 def dead_training(case: Case) -> Claim | None:
     """Nothing is learned: the updates are exactly zero."""
     applied = case.run.history.applied()
-    still = [record for record in applied[-_STILL:] if record.grad_norm == 0]
-    if len(applied) < _STILL or len(still) < _STILL:
+    still = [record for record in applied[-STILL_AT_A_FAILURE:] if record.grad_norm == 0]
+    if len(applied) < STILL_AT_A_FAILURE or len(still) < STILL_AT_A_FAILURE:
         return None
     first, count = applied[-1].step, 0
     for record in reversed(applied):

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax, all_finite, limit
 from nantrap.causes.registry import rule
+from nantrap.thresholds import is_large
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
-
-
-_MODERATE = 1e6
-"""Inputs below this cannot overflow in an intermediate of any float32 kernel."""
 
 
 @rule("hardware_fault")
@@ -48,7 +45,7 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
             (f"{name} is not an operation of PyTorch; its finite inputs reach {largest:.4g}{all_finite(case.inputs)}",),
             help=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile",
         )
-    if case.half or max([absmax(t) for t in case.inputs], default=0.0) > _MODERATE:
+    if case.half or any(is_large(absmax(t)) for t in case.inputs):
         return None  # a sum or a square inside the kernel may really overflow
     repeated = recomputed(case, case.dtype)
     if repeated is None or bool(repeated.isfinite().all()):

@@ -9,6 +9,7 @@ from nantrap.causes.claim import Claim
 from nantrap.causes.facts import USUAL_EPS, epsilon, share
 from nantrap.causes.registry import rule
 from nantrap.causes.singular import family_of
+from nantrap.thresholds import FLOAT16_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,9 @@ _ENDS = {
 }
 """Calls whose slope is infinite at the ends of their domain: where that is, and the slope."""
 _NEXT_TO_ZERO = 1e-4
+"""Below this a slope of 1/x or 1/√x can leave the range of its dtype; above it another factor is what is large."""
+_JUST_OUTSIDE = 1e-3
+"""A cosine that is further beyond ±1 was not moved there by rounding, not even in bfloat16."""
 _ROUNDINGS = 64
 """The rounding error of a cosine of long vectors, at most, in units of the last digit that its dtype holds."""
 
@@ -132,7 +136,7 @@ def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
         f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
         (
             f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}",
-            f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits",
+            f"{case.location.op} writes it in float16, which ends at {FLOAT16_MAX:,.0f}; without that factor it fits",
         ),
         trial=trial,
         shows=f"with an eps of {USUAL_EPS:g} there the step is finite",
@@ -184,7 +188,7 @@ def _just_outside(case: Case) -> Claim | None:
     given = case.inputs[0].double()
     beyond = given.abs() - 1
     worst, furthest = float(beyond.max()), float(given.flatten()[beyond.argmax()])
-    if not 0 < worst <= 1e-3:
+    if not 0 < worst <= _JUST_OUTSIDE:
         return None
     how = "rounding moved it" if worst <= _ROUNDINGS * epsilon(case.inputs[0]) else "it lies"
     return Claim(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import describe, made_so
-from nantrap.causes.limits import ABSURD_VALUE
 from nantrap.causes.registry import rule
+from nantrap.thresholds import is_absurd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import External, Op
 
 _FEWEST_BESIDE = 8
+"""Of fewer values none stands out: a bias of two may hold one that is large on purpose."""
 _AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
 
@@ -282,7 +283,7 @@ def _lone_giant(case: Case) -> Claim | None:
         if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
             continue
         largest, second = (float(value) for value in sizes.double().topk(2).values)
-        if not (math.isfinite(largest) and largest > ABSURD_VALUE and largest > ABSURD_VALUE * second):
+        if not (math.isfinite(largest) and is_absurd(largest) and (not second or is_absurd(largest / second))):
             continue
 
         def clear(parameter: Tensor = parameter, bound: float = largest) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from nantrap.thresholds import LARGEST
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -57,17 +59,17 @@ def _complex(name: str, part: DType) -> DType:
     return DType(name, 2 * part.itemsize, "complex", part.itemsize, part.limit, largest=part.largest)
 
 
-_F16 = _float("float16", 2, 0x7C00, 65504.0)
-_F32 = _float("float32", 4, 0x7F80_0000, 3.4028234663852886e38)
-_F64 = _float("float64", 8, 0x7FF0_0000_0000_0000, 1.7976931348623157e308)
+_F16 = _float("float16", 2, 0x7C00, LARGEST["float16"])
+_F32 = _float("float32", 4, 0x7F80_0000, LARGEST["float32"])
+_F64 = _float("float64", 8, 0x7FF0_0000_0000_0000, LARGEST["float64"])
 
 DTYPES: Final[dict[str, DType]] = {
     dtype.name: dtype
     for dtype in (
         _F16, _F32, _F64, _complex("complex32", _F16), _complex("complex64", _F32), _complex("complex128", _F64),
-        _float("bfloat16", 2, 0x7F80, 3.3895313892515355e38),
-        _float("float8_e5m2", 1, 0x7C, 57344.0),
-        DType("float8_e4m3fn", 1, "float", 1, 0x7F, infinity=False, largest=448.0),
+        _float("bfloat16", 2, 0x7F80, LARGEST["bfloat16"]),
+        _float("float8_e5m2", 1, 0x7C, LARGEST["float8_e5m2"]),
+        DType("float8_e4m3fn", 1, "float", 1, 0x7F, infinity=False, largest=LARGEST["float8_e4m3fn"]),
         DType("float8_e4m3fnuz", 1, "float", 1, nan=0x80, largest=240.0),
         DType("float8_e5m2fnuz", 1, "float", 1, nan=0x80, largest=57344.0),
         DType("float8_e8m0fnu", 1, "float", 1, nan=0xFF, largest=2.0**127),
@@ -81,9 +83,6 @@ DTYPES: Final[dict[str, DType]] = {
     )
 }  # fmt: skip
 """By torch's name."""
-
-ROOT: Final = math.sqrt(_F32.largest)
-"""Beyond the root of float32's limit a square overflows: no activation, norm or second moment survives it."""
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -120,7 +119,7 @@ def extremes(data: Bytes, dtype: DType) -> Extremes:
 
 
 def are_moderate(data: Bytes, dtype: DType, *, positive: bool) -> bool:
-    """Whether all values are certainly finite and below `ROOT`, and not negative if `positive`. One pass.
+    """Whether all values are certainly finite and below `SQUARE_OVERFLOWS`, and not negative if `positive`. One pass.
 
     False says nothing: look closer. The sum of the squares is at least the greatest square, and NaN and infinity go
     through it.

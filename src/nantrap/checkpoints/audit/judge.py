@@ -13,19 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from nantrap.checkpoints.audit.dtypes import DTYPES, ROOT
 from nantrap.checkpoints.audit.facts import role_of_path
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
 from nantrap.incident.wording import escaped
-
-_ABSURD: Final[Mapping[str, float]] = {
-    "float64": ROOT,
-    "float32": ROOT,
-    "bfloat16": ROOT,
-    # float16 ends at 65504; a weight of nine tenths of that overflows in the first sum.
-    "float16": 0.9 * DTYPES["float16"].largest,
-}
+from nantrap.thresholds import is_absurd_weight
 
 SQUARES: Final = frozenset(
     ("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "square_avg", "sum", "running_var")
@@ -43,7 +35,7 @@ def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
     last = tensor.name.rpartition(".")[2]
     problems = []
     absmax = max(abs(scan.low), abs(scan.high))
-    if absmax > _ABSURD.get(tensor.dtype.name, math.inf) and not _is_finite_mask(scan):
+    if is_absurd_weight(absmax, tensor.dtype.name) and not _is_finite_mask(scan):
         severity: Severity = "error" if role in ("model", "ema") else "warning"
         text = f"absmax {absmax:.3g} in {tensor.dtype.name}"
         problems.append(_problem("NT903", text, scan, role, severity))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.dtypes import ROOT, DType, are_moderate, count, extremes, many_extremes
+from nantrap.checkpoints.audit.dtypes import DType, are_moderate, count, extremes, many_extremes
+from nantrap.thresholds import SQUARE_OVERFLOWS
 
 if TYPE_CHECKING:
     from nantrap.checkpoints.audit.dtypes import Bytes
@@ -44,7 +45,7 @@ class TensorTally:
     With `rough`, most chunks of a large tensor are only filtered, in one pass: known to be finite and of ordinary size,
     and not negative if nothing before them was. `is_rough` says that this happened; `low` and `high` do not include
     those chunks. Still exact: whether the tensor is constant, whether a value is negative, and any magnitude
-    beyond `ROOT`. `rough="positive"` filters only until a value is negative: then the least one is wanted.
+    beyond `SQUARE_OVERFLOWS`. `rough="positive"` filters only until a value is negative: then the least one is wanted.
     """
 
     def __init__(self, tensor: StoredTensor, *, rough: Rough = "never") -> None:
@@ -105,7 +106,7 @@ class TensorTally:
         """Not the first chunk, nor while all values are the same, nor after anything remarkable."""
         if self.rough == "never" or self.first is not None:
             return False
-        return -ROOT < self.low < self.high < ROOT and (self.rough == "always" or self.low >= 0)
+        return -SQUARE_OVERFLOWS < self.low < self.high < SQUARE_OVERFLOWS and (self.rough == "always" or self.low >= 0)
 
     def _widen(self, low: float, high: float) -> None:
         self.low, self.high = min(self.low, low), max(self.high, high)

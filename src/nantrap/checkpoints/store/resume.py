@@ -24,10 +24,10 @@ from nantrap.checkpoints.store.gate import bad_values
 from nantrap.checkpoints.torch_private import mark_stepped, note_last_rates, parts_of, set_parts
 from nantrap.errors import UsageError
 from nantrap.incident.wording import counted, some_of
+from nantrap.thresholds import SQUARE_OVERFLOWS
 
 Kind = Literal["rate", "missing_keys", "unexpected_keys", "uninitialised", "loss_scale", "step"]
 
-_ABSURD = math.sqrt(finite.limit_of(torch.float32))
 _TINY_SCALE, _HUGE_SCALE = 2.0**-14, 2.0**24
 _PREFIXES = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile", "model.": "a wrapper"}
 
@@ -236,7 +236,7 @@ def _check_values(model: nn.Module) -> list[ResumeFinding]:
         dense = finite.readable(tensor)
         if name not in strange and dense is not None:
             low, high = (float(value) for value in torch.aminmax(dense))
-            if math.isfinite(low) and math.isfinite(high) and max(abs(low), abs(high)) > _ABSURD:
+            if math.isfinite(low) and math.isfinite(high) and max(abs(low), abs(high)) > SQUARE_OVERFLOWS:
                 strange.append(name)
     if not strange:
         return []

@@ -11,14 +11,12 @@ import numpy as np
 from nantrap.doctor.data.measures import Block, Measures, Shape
 from nantrap.doctor.data.roles import DataOptions, Role, is_image_name, is_inverted_mask, role_of
 from nantrap.doctor.data.rows import Array, Rows
+from nantrap.thresholds import FLOAT16_MAX, MASKED
 
 IGNORED = -100
 """The label that PyTorch's losses leave out."""
-_HALF_LIMIT = 65504.0
 _SHORT = 16
 """Samples with fewer values than this may be constant or equal by chance."""
-_MASKED = -1e4
-"""An additive mask has 0 for a valid position and this or less for a masked one."""
 
 
 def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
@@ -95,7 +93,7 @@ def _measure_values(made: Measures, block: Block, options: DataOptions, name: st
     if block.kind in ("float", "half", "bfloat16") or block.table:
         made.peaks = peaks
     if options.dtype == "float16" and (block.kind == "float" or block.kind == "bfloat16" or block.table):
-        _hit(made, "overflows_half", peaks > _HALF_LIMIT, block)
+        _hit(made, "overflows_half", peaks > FLOAT16_MAX, block)
     if block.kind in ("float", "half", "bfloat16", "image"):
         _hit(made, "constant_sample", equal & (rows.widths >= _SHORT), block)
     if block.kind in ("float", "half", "bfloat16") and _looks_like_image(block, name):
@@ -230,10 +228,10 @@ def _empty_mask(block: Block, name: str) -> Array:
     rows = block.rows
     flat = _as_float(rows.flat, block)
     inverted = is_inverted_mask(name)
-    additive = block.kind in ("float", "half", "bfloat16") and bool((flat <= _MASKED).any())
+    additive = block.kind in ("float", "half", "bfloat16") and bool((flat <= MASKED).any())
     valid = (flat == 0) if inverted else (flat != 0)
     if additive:
-        valid = flat > _MASKED
+        valid = flat > MASKED
     shape = block.shape
     if shape is not None and len(shape) >= 2 and shape[-1] == shape[-2] and "att" in name.lower():
         return np.asarray(~valid.reshape(rows.count, -1, shape[-1]).any(axis=2).all(axis=1))

@@ -22,6 +22,7 @@ from nantrap.doctor.preflight.trial import StepResult, quiet, try_step
 from nantrap.locate import batch_size, select, tensors_of
 from nantrap.locate.batch import with_tensor
 from nantrap.problems import Severity
+from nantrap.thresholds import MASKED
 
 Part = Literal["input", "token", "label", "mask", "target_length", "other"]
 _IGNORED = -100
@@ -122,7 +123,7 @@ def _all_masked(batch: Any) -> Any:
     chosen = [(path, tensor) for part, path, tensor in parts_of(batch) if part == "mask" and tensor.dim() >= 1]
     for path, tensor in chosen:
         masked = tensor.clone()
-        additive = tensor.is_floating_point() and bool((tensor <= -1e4).any())
+        additive = tensor.is_floating_point() and bool((tensor <= MASKED).any())
         masked[0] = float("-inf") if additive else int(is_inverted_mask(path))
         batch = with_tensor(batch, tensor, masked)
     return batch if chosen else None

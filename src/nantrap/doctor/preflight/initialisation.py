@@ -14,9 +14,8 @@ from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.incident.wording import some_of
+from nantrap.thresholds import LARGE_GAIN_BEFORE_TRAINING
 
-_LARGE = 10.0
-"""A weight whose deviation times the square root of its fan-in exceeds this multiplies its input by about that."""
 _GROWTH = 1e3
 
 
@@ -36,7 +35,7 @@ def check_weights(subject: Subject) -> PreflightCheck:
         if fan_in < 2:  # the magnitudes of weight normalisation: one number per unit, all 1 at first
             continue
         scales[name] = float(values.std()) * math.sqrt(fan_in)
-        if scales[name] > _LARGE:
+        if scales[name] > LARGE_GAIN_BEFORE_TRAINING:
             large.append(f"{name} ({scales[name]:.3g})")
         if float(values.min()) == float(values.max()):
             if float(values.flatten()[0]) != 0.0:  # zero on purpose is common, one other value is not

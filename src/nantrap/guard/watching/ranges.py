@@ -27,8 +27,8 @@ from nantrap.incident.wording import some_of
 from nantrap.locate import tensors_of
 from nantrap.locate.batch import may_be_listed_image, samples_in
 from nantrap.locate.wrapping import arguments_by_name
+from nantrap.thresholds import far_outside
 
-_FACTOR = 20.0
 _FEWEST = 8
 """Number of batches that are seen before any is called unusual."""
 _KEPT = 64
@@ -55,9 +55,7 @@ class Usual:
         """Above which magnitude a batch is far outside; infinite while too few batches were seen."""
         if len(self._recent) < _FEWEST:
             return math.inf
-        ordered = sorted(self._recent)
-        largest, median = ordered[-1], ordered[len(ordered) // 2]
-        return largest * max(_FACTOR, (largest / median) ** 2)
+        return far_outside(self._recent)
 
 
 class Ranges:
