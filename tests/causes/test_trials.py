@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import nantrap
 from causes.programs import InspectCase, example, run, run_two_lines
 from nantrap.causes import Case
-from nantrap.causes.harness import Result
+from nantrap.causes.harness import Rerun
 from nantrap.causes.replacement import Replacement
 from nantrap.causes.trials import Laboratory
 from nantrap.incident import Incident, Source, Trial
@@ -177,9 +177,9 @@ def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
         lab = Laboratory(case, **budget)
         calls: list[str] = []
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             calls.append("ran")
-            return Result(True, 1.5)
+            return Rerun(True, 1.5)
 
         trials = [lab.run(name, "something", experiment, harness="none") for name in ("first", "second")]
         allowed = budget["most"] if budget["seconds"] > 0 else 0

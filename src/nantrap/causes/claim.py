@@ -1,11 +1,18 @@
-"""`Claim`: what a rule says about a failure, before it is decided whether it is proven. Imports no torch."""
+"""`Claim`: what a rule says about a failure, before it is decided whether it is proven; and the decorator of the rules.
+
+A rule is one function per cause; its row stands in `incident/codes.py`, its page in `pages/`. Imports no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+from nantrap.incident.codes import BY_SLUG
 
 if TYPE_CHECKING:
+    from nantrap.causes.case import Case
     from nantrap.incident import Trial
 
 Has = Literal["measured", "tried", "hint"]
@@ -47,3 +54,21 @@ class Claim:
     code: str = ""
     compares: bool = False
     contests: bool = False
+
+
+RuleFunction = Callable[["Case"], "Claim | None"]
+
+REGISTERED: Final[dict[str, RuleFunction]] = {}
+"""The rules by slug, as their modules were imported; `causes/rules` has them in the order in which they are asked."""
+
+
+def rule(slug: str) -> Callable[[RuleFunction], RuleFunction]:
+    """Register the function that recognises `slug`."""
+
+    def register(function: RuleFunction) -> RuleFunction:
+        assert slug in BY_SLUG, f"{slug} has no row in incident/codes.py"
+        assert slug not in REGISTERED, f"two rules for {slug}"
+        REGISTERED[slug] = function
+        return function
+
+    return register

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.case import RECENT
-from nantrap.causes.harness import Result
+from nantrap.causes.harness import Rerun
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Magnitudes
 from nantrap.locate.failure import Part
@@ -87,7 +87,7 @@ def driven(
     alter: Callable[[Any], Any] | None = None,
     *,
     measuring: OperationMeter | None = None,
-) -> Result:
+) -> Rerun:
     """The steps from an older state up to the failed one, which is run last. Everything is restored.
 
     Args:
@@ -113,10 +113,10 @@ def driven(
         before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
         rates[attempt.step] = tuple(rate_of(attempt.step, group, rate) for group, rate in enumerate(before))
     if failed.crew is None:
-        return Result(*drive(case, anchor.step, rates, alter=alter, measuring=measuring))
+        return Rerun(*drive(case, anchor.step, rates, alter=alter, measuring=measuring))
     if alter is not None:
         raise LookupError("the batches of the other ranks are not changed")
-    return Result(*failed.crew.steps(anchor.step, rates))
+    return Rerun(*failed.crew.steps(anchor.step, rates))
 
 
 def drive(
@@ -237,15 +237,21 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
         return None
     if len(meter.passes) != len(steps) + 1 or meter.passes[-1] is not None:  # the last one is not finite
         return None
-    largest: dict[int, float] = {}
-    for step, number in zip(steps, meter.passes[:-1], strict=True):
-        if number is not None:
-            largest[step] = max(number, largest.get(step, 0.0))
+    largest = _largest_by_step(steps, meter.passes[:-1])
     if not largest:
         return None
     found = {str(step): largest[step] for step in sorted(largest)[-_SHOWN:]}
     words = f"the result of {op.name}" + (f" in {op.module}" if op.module else "")
     return Magnitudes(words, op.dtype, "repeated", found)
+
+
+def _largest_by_step(steps: list[int], numbers: list[float | None]) -> dict[int, float]:
+    """The largest magnitude of each step; a step has one number for each of its micro-batches."""
+    largest: dict[int, float] = {}
+    for step, number in zip(steps, numbers, strict=True):
+        if number is not None:
+            largest[step] = max(number, largest.get(step, 0.0))
+    return largest
 
 
 def _occurrence(ops: list[Op], op: Op) -> int:

@@ -1,4 +1,4 @@
-"""Small measurements on tensors that several rules share, and their wording."""
+"""Small measurements on tensors that several rules share, and their wording. Imports torch only when it is called."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from nantrap.causes.case import Case
     from nantrap.locate.replay.samples import Samples
 
 EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
@@ -99,11 +101,6 @@ def integer_valued(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool((tensor == tensor.round()).all())
 
 
-def where_text(rows: list[tuple[int, int, int]]) -> str:
-    """`sample 3 needs 9 of 7 frames, ...`."""
-    return ", ".join(f"sample {s} needs {n} of {g} frames" for s, n, g in rows[:4])
-
-
 def absmax(tensor: Tensor) -> float:
     """The largest finite magnitude, 0 if there is none."""
     finite = tensor.detach()[tensor.detach().isfinite()]
@@ -146,3 +143,46 @@ def made_so(tensor: Tensor) -> bool:
     from nantrap.locate.torch_private import version_of
 
     return version_of(tensor) == 0 and was_computed(tensor)
+
+
+def recomputed(case: Case, dtype: str) -> Tensor | None:
+    """The guilty operation's first bad result, computed again on its recorded inputs in `dtype` (`float32`, `float64`):
+    the reference against which it is judged; `None` if it cannot be computed."""
+    import torch
+    from torch import Tensor
+
+    from nantrap.locate.torch_private import schema_of
+    from nantrap.locate.trace.storage import map_leaves
+
+    capture = case.capture
+    if capture is None or case.output is None:
+        return None
+    wide: torch.dtype = getattr(torch, dtype)
+    schema = schema_of(capture.func)
+    if schema.is_mutable and schema.name.endswith("_"):
+        functional = getattr(torch.ops.aten, schema.name.removeprefix("aten::").rstrip("_"), None)
+        func = functional if functional is not None else capture.func
+    else:
+        func = capture.func
+    position = next(i for i, tensor in enumerate(capture.outputs) if tensor is case.output)
+    try:
+        with torch.no_grad():
+            args, kwargs = map_leaves((capture.args, capture.kwargs), lambda leaf: _cast(leaf, wide))
+            result = func(*args, **kwargs)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    results = result if isinstance(result, (list, tuple)) else [result]
+    chosen = results[position] if position < len(results) else None
+    return chosen if isinstance(chosen, Tensor) else None
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    """A tensor or dtype among the arguments of an operation, in another precision; anything else as it is."""
+    import torch
+    from torch import Tensor
+
+    if isinstance(leaf, Tensor) and leaf.is_complex():
+        return leaf.detach().to(torch.complex128 if dtype == torch.float64 else leaf.dtype)
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to(dtype) if leaf.is_floating_point() else leaf
+    return dtype if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from nantrap.causes.described import described
+from nantrap.causes.changes import HALF_DTYPES, described
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Trial
 from nantrap.locate.replay.replay import forward_and_backward
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 AS_IT_WAS = object()
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Rerun:
     """What a run of a step gave.
 
     Attributes:
@@ -47,7 +45,7 @@ _UNCHANGED = {
 }
 
 
-def control_trial(harness: str, reason: str, result: Result, milliseconds: float) -> Trial:
+def control_trial(harness: str, reason: str, result: Rerun, milliseconds: float) -> Trial:
     """What an unchanged re-run gave, as it is recorded. Controls are not numbered.
 
     Args:
@@ -76,7 +74,7 @@ def run_step(
     seed: float | None = None,
     batch: Any = AS_IT_WAS,
     stop_early: bool = True,
-) -> Result:
+) -> Rerun:
     """The failed step once more, with everything put back before and after it.
 
     Args:
@@ -94,10 +92,10 @@ def run_step(
         if description is None:
             raise LookupError("it changes the weights, and each rank holds a part of them")
         own = None if batch is AS_IT_WAS else (batch,)
-        return Result(*failed.crew.step(description, around, batch=own, seed=seed))
+        return Rerun(*failed.crew.step(description, around, batch=own, seed=seed))
     with failed.rewound(), around or contextlib.nullcontext():
         given = failed.batch if batch is AS_IT_WAS else batch
-        return Result(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
+        return Rerun(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
 
 
 @contextlib.contextmanager
@@ -131,7 +129,7 @@ def update_in_float32(case: Case) -> bool:
             parameter.grad = None if gradient is None else gradient.float()
         for _, state in states_of(failed.optimizer):
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.dtype in _HALF:
+                if isinstance(value, Tensor) and value.dtype in HALF_DTYPES:
                     state[key] = value.float()
         return update_is_finite(case)
     finally:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nantrap.causes.changes import LogSpace, SinglePrecision
 from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, older_weights, own_rate
 from nantrap.causes.facts import listed
-from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
-from nantrap.causes.logspace import LogSpace
-from nantrap.causes.precision import SinglePrecision
+from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.replacement import Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
@@ -67,7 +66,7 @@ class Laboratory:
         """The unchanged re-runs on which the trials rest, one for each harness that was used."""
         return tuple(control for _, control in self._controls.values() if control is not None)
 
-    def run(self, name: str, change: str, experiment: Callable[[], Result], *, harness: str) -> Trial:
+    def run(self, name: str, change: str, experiment: Callable[[], Rerun], *, harness: str) -> Trial:
         """Run one trial, after its control. What the experiment raises is noted.
 
         Args:
@@ -78,7 +77,7 @@ class Laboratory:
         """
         if name in self._done:
             return self._done[name]
-        result: Result | None = None
+        result: Rerun | None = None
         note = ""
         started = time.monotonic()
         if started > self._deadline or len(self._done) >= self._most:
@@ -122,7 +121,7 @@ class Laboratory:
             self._controls[harness] = reason, control
         return self._controls[harness][0]
 
-    def _step_again(self) -> tuple[str, Result | None]:
+    def _step_again(self) -> tuple[str, Rerun | None]:
         """The control of the step: unchanged, it must fail as it did. What cannot be put back is noted."""
         failed = self._case.failure
         if failed.forward is None:
@@ -140,12 +139,12 @@ class Laboratory:
         self.notes.append(f"no trial counts: {reason}{about}")
         return reason, result
 
-    def _update_again(self) -> tuple[str, Result]:
+    def _update_again(self) -> tuple[str, Rerun]:
         with update_rewound(self._case):
             finite = update_is_finite(self._case)
-        return "the unchanged update is finite when it is run again" if finite else "", Result(finite)
+        return "the unchanged update is finite when it is run again" if finite else "", Rerun(finite)
 
-    def _steps_again(self) -> tuple[str, Result]:
+    def _steps_again(self) -> tuple[str, Rerun]:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(own_rate)
@@ -183,7 +182,7 @@ class Laboratory:
     def in_log_space(self, what: str) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             mode = LogSpace()
             result = run_step(self._case, around=mode)
             if not mode.hits:
@@ -198,8 +197,8 @@ class Laboratory:
         shown = listed(samples)
         noun = "sample" if len(samples) == 1 else "samples"
 
-        def experiment() -> Result:
-            return Result(not fails(self._case.failure, rest, size))
+        def experiment() -> Rerun:
+            return Rerun(not fails(self._case.failure, rest, size))
 
         return self.run("without_samples", f"the batch without {noun} {shown}", experiment, harness="step")
 
@@ -219,7 +218,7 @@ class Laboratory:
     def replaced(self, source: Source, family: str, instead: str) -> Trial:
         """The guilty call replaced by a stable one at its own line, and at others where the same call fails next."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             """Replace one line after the other, until the step is finite or no further line of the family fails."""
             sources = [source]
             while True:
@@ -233,7 +232,7 @@ class Laboratory:
                 sources.append(further)
             lines = " and ".join(str(one.line) for one in sources)
             change = f"{instead} in line{'s' * (len(sources) > 1)} {lines}"
-            return Result(result.finite, result.loss, result.bad, change)
+            return Rerun(result.finite, result.loss, result.bad, change)
 
         return self.run(f"replaced:{family}", f"{instead} in line {source.line}", experiment, harness="step")
 
@@ -252,7 +251,7 @@ class Laboratory:
     def with_weights(self, name: str, change: str, alter: Callable[[], None]) -> Trial:
         """Other weights for one run; `alter` may write the parameters, which are put back."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             return run_step(self._case, around=self._altered(alter))
 
         return self.run(name, change, experiment, harness="step")
@@ -269,12 +268,12 @@ class Laboratory:
             return None
         since, write = older
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             replay = replay_step(failed, around=self._altered(write))
             op = replay.op
             if replay.failed and (op is None or (op.name, op.place) != (before.op.name, before.op.place)):
                 raise LookupError("it fails at another operation")
-            return Result(not replay.failed, replay.loss)
+            return Rerun(not replay.failed, replay.loss)
 
         return self.run("older_weights", f"the weights of step {since:,}", experiment, harness="step")
 
@@ -315,20 +314,20 @@ class Laboratory:
     def fresh_optimizer_state(self) -> Trial:
         """The same gradients, the optimizer's memory empty."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             with update_rewound(self._case):
                 for layer in layers_of(self._case.failure.optimizer):
                     layer.state.clear()
-                return Result(update_is_finite(self._case))
+                return Rerun(update_is_finite(self._case))
 
         return self.run("fresh_state", "a fresh optimizer state", experiment, harness="update")
 
     def update_in_single_precision(self) -> Trial:
         """Parameters, gradients and state in float32 for the update."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             with update_rewound(self._case):
-                return Result(update_in_float32(self._case))
+                return Rerun(update_in_float32(self._case))
 
         return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
@@ -343,7 +342,7 @@ class Laboratory:
     def _update_with(self, option: str, value: float) -> Trial:
         """The update alone, made again with another value of one option of the optimizer."""
 
-        def experiment() -> Result:
+        def experiment() -> Rerun:
             """The update with the other value, which is put back."""
             groups = [group for group in self._case.failure.optimizer.param_groups if option in group]
             kept = [group[option] for group in groups]
@@ -351,7 +350,7 @@ class Laboratory:
                 with update_rewound(self._case):
                     for group in groups:
                         group[option] = value
-                    return Result(update_is_finite(self._case))
+                    return Rerun(update_is_finite(self._case))
             finally:
                 for group, before in zip(groups, kept, strict=True):
                     group[option] = before
@@ -386,7 +385,7 @@ class Laboratory:
         """Make the steps since an older state again, and the failed one: see `earlier_steps.drive`."""
         return drive(self._case, since, rates, average=average)
 
-    def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
+    def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Rerun:
         """The steps from an older state up to the failed one; notes where only all ranks together could make them."""
         failed = self._case.failure
         self.wants_others = self.wants_others or (

@@ -7,7 +7,7 @@ import pkgutil
 from types import MappingProxyType
 from typing import Final
 
-from nantrap.causes.registry import REGISTERED
+from nantrap.causes.claim import REGISTERED
 from nantrap.incident.codes import CAUSES
 
 for _module in pkgutil.iter_modules(__path__):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
-from nantrap.causes.registry import rule
+from nantrap.causes.claim import Claim, rule
 
 if TYPE_CHECKING:
     from torch import Tensor

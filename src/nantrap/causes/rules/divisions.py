@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import all_finite, share
-from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,39 +18,40 @@ _NORMALISATIONS = ("native_layer_norm", "native_group_norm", "native_batch_norm"
 @rule("division_by_zero")
 def division_by_zero(case: Case) -> Claim | None:
     """A division by exactly zero."""
-    own_backward = case.in_users_backward
     if case.op in _NORMALISATIONS and case.phase == "forward":
         return _normalisation_without_eps(case)
-    if case.capture is None or case.output is None or (case.half and not own_backward and not case.fails_in_float32):
+    if case.capture is None or case.output is None:
+        return None
+    if case.half and not case.in_users_backward and not case.fails_in_float32:
         return None  # a question of precision: see eps_underflow_half
     if case.phase == "optimizer":
         return _division_in_the_update(case)
-    if case.phase != "forward" and not own_backward:
+    if case.phase != "forward" and not case.in_users_backward:
         return None
     if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
         return _division_by_constant(case)
     if case.op == "weight_norm_interface":
         return _weight_norm_of_zeros(case)
+    return _division_by_tensor(case)
+
+
+def _division_by_tensor(case: Case) -> Claim | None:
+    """The denominator is a tensor that is exactly 0 at all bad places."""
     denominator = _denominator(case)
-    if denominator is None or not bool((denominator == 0).any()):
+    if denominator is None or case.output is None or not _is_zero_where_bad(denominator, case.output):
         return None
-    zero = denominator == 0
-    bad = ~case.output.isfinite()
-    if zero.numel() > 1 and zero.dim() <= bad.dim() and not bool(zero.expand_as(bad)[bad].all()):
-        return None
-    made_by = next(iter(case.source_ops(case.capture.op, 0 if case.op in ("reciprocal", "rsqrt", "pow") else 1)), None)
-    origin = f", made by {made_by.name}" if made_by is not None else ""
-    family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
-    # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
-    sure = case.failure.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
-    where = _users_backward(case) if own_backward else case.place
+    where = _users_backward(case) if case.in_users_backward else case.place
+    fact = f"the denominator is exactly 0 at {share(denominator == 0)}{_made_by(case)}{all_finite(case.inputs)}"
     if _is_unwritten(case):
         return Claim(
             "hint",
             f"a division by exactly zero in {where} that no line of it shows, such as one in a derivative",
-            (f"the denominator is exactly 0 at {share(zero)}{origin}{all_finite(case.inputs)}",),
+            (fact,),
             help="with create_graph=True, look for a sqrt, a norm or a power at exactly 0: its derivative divides by 0",
         )
+    # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
+    sure = case.failure.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
+    family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
     trial = case.try_replacement(family, "nantrap.ops.safe_divide")
     advice = "add an eps inside (x / (y + eps)), or nantrap.ops.safe_divide(x, y)"
     if trial is not None and trial.finite is False and family == "div":  # 0 there is no better: log(0), 1/0 come next
@@ -60,12 +60,28 @@ def division_by_zero(case: Case) -> Claim | None:
     return Claim(
         "measured" if sure else "hint",
         f"a division by exactly zero in {where}",
-        (f"the denominator is exactly 0 at {share(zero)}{origin}{all_finite(case.inputs)}",),
+        (fact,),
         trial=trial,
         shows="with a floor under the denominator the step is finite",
         help=f"{advice}; blank or constant inputs are the usual reason",
         patch=trial is not None and trial.name != "replaced:floor",  # the diff shows what was tried
     )
+
+
+def _is_zero_where_bad(denominator: Tensor, output: Tensor) -> bool:
+    """Whether a denominator holds exactly 0, at all places at which the quotient is bad."""
+    zero, bad = denominator == 0, ~output.isfinite()
+    if not bool(zero.any()):
+        return False
+    return zero.numel() <= 1 or zero.dim() > bad.dim() or bool(zero.expand_as(bad)[bad].all())
+
+
+def _made_by(case: Case) -> str:
+    """`, made by aten.sum`: the operation behind the denominator, if it was recorded."""
+    assert case.capture is not None
+    argument = 0 if case.op in ("reciprocal", "rsqrt", "pow") else 1
+    made_by = next(iter(case.source_ops(case.capture.op, argument)), None)
+    return f", made by {made_by.name}" if made_by is not None else ""
 
 
 def _is_unwritten(case: Case) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, among_samples, limit, listed
-from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 from nantrap.thresholds import is_large
 

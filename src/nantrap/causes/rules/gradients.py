@@ -1,15 +1,14 @@
-"""NT5xx: gradients that are too large: their norm, their squares, their growth."""
+"""NT5xx: gradients that are too large (their norm, their squares, their growth), or exactly 0."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import SECOND_MOMENTS, limit
-from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
-from nantrap.thresholds import has_grown
+from nantrap.thresholds import STILL_AT_A_FAILURE, has_grown
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -139,4 +138,25 @@ def _over_the_steps(case: Case) -> Claim | None:
             f"the loss was between {min(losses):.3g} and {max(losses):.3g}",
         ),
         help=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round",
+    )
+
+
+@rule("dead_training")
+def dead_training(case: Case) -> Claim | None:
+    """Nothing is learned: the updates are exactly zero."""
+    applied = case.run.history.applied()
+    still = [record for record in applied[-STILL_AT_A_FAILURE:] if record.grad_norm == 0]
+    if len(applied) < STILL_AT_A_FAILURE or len(still) < STILL_AT_A_FAILURE:
+        return None
+    first, count = applied[-1].step, 0
+    for record in reversed(applied):
+        if record.grad_norm != 0:
+            break
+        first, count = record.step, count + 1
+    return Claim(
+        "hint",
+        f"nothing has been learned since step {first:,}: the gradient norm is exactly 0",
+        (),
+        history=(f"the gradient norm is exactly 0 in each of the last {count:,} steps",),
+        help="look for a detach, a frozen layer or a term without a graph between the loss and the parameters",
     )

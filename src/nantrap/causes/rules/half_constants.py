@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import absmax, limit, rounded, share
-from nantrap.causes.registry import rule
-from nantrap.causes.singular import family_of
+from nantrap.causes.steep import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,10 +59,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
         return _swallowed_before_the_slope(case)
     if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:
         return None
-    argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
-    poles = _END_POLES.get(case.op, (-1.0 if case.op == "log1p" else 0.0,))
-    pole = next((end for end in poles if bool((argument == end).any())), poles[0])
-    zero = argument == pole
+    pole, zero = _at_pole(case)
     if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
         return None
     trial = case.lab.single_precision()
@@ -89,6 +85,14 @@ def eps_underflow_half(case: Case) -> Claim | None:
         shows="the same step in float32 is finite",
         help=f"compute this part in float32, or use an eps the dtype can hold ({_held(case.dtype, pole)})",
     )
+
+
+def _at_pole(case: Case) -> tuple[float, Tensor]:
+    """The pole that the guilty operation was given, and at which places."""
+    argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
+    poles = _END_POLES.get(case.op, (-1.0 if case.op == "log1p" else 0.0,))
+    pole = next((end for end in poles if bool((argument == end).any())), poles[0])
+    return pole, argument == pole
 
 
 def _held(dtype: str, pole: float) -> str:

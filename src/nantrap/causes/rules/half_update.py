@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.amplifier import find_amplifier
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import rounded, share
-from nantrap.causes.registry import rule
+from nantrap.causes.steep import find_amplifier
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
-from nantrap.causes.registry import rule
+from nantrap.causes.claim import Claim, rule
 from nantrap.thresholds import LARGE_GAIN
 
 if TYPE_CHECKING:

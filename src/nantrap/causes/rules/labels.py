@@ -1,12 +1,14 @@
-"""NT102: labels that the loss does not accept. They are finite, and PyTorch does not check them."""
+"""NT1xx: targets that the loss does not accept, since they are out of its range or longer than their input.
+
+They are finite, and PyTorch does not check them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nantrap.causes.claim import Claim, Has
+from nantrap.causes.claim import Claim, Has, rule
 from nantrap.causes.facts import in_words, integer_valued
-from nantrap.causes.registry import rule
 from nantrap.causes.usual import were_shares
 
 if TYPE_CHECKING:
@@ -63,14 +65,8 @@ def _outside_the_domain(case: Case) -> Claim | None:
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
         flags = integer_valued(tensor) and outside.numel() <= 2
-        if flags:  # both of them: ones alone may be counts or amounts as well
-            zeros, ones = tensor == 0, tensor == 1
-            both = bool(zeros.any()) and bool(ones.any())
-            few = both and bool(outside.numel()) and float((zeros | ones).float().mean()) >= _MOSTLY
-        else:  # shares: what they were in the batches before counts, else what most of them are
-            most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= _MOSTLY
-            few = bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
-        if not few:
+        suspect = _are_flags_but_a_few(tensor, outside) if flags else _are_shares_but_a_few(case, path, tensor, outside)
+        if not suspect:
             continue
         shown, plural = in_words(path), "s" * (below > 1)
         kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
@@ -93,6 +89,19 @@ def _outside_the_domain(case: Case) -> Claim | None:
                 else f"bring {shown} into [0, 1] where it is loaded (percent need / 100)",
             )
     return None
+
+
+def _are_flags_but_a_few(tensor: Tensor, outside: Tensor) -> bool:
+    """Whether most whole numbers of a tensor are 0 and 1, and both occur: ones alone may be counts or amounts."""
+    zeros, ones = tensor == 0, tensor == 1
+    both = bool(zeros.any()) and bool(ones.any())
+    return both and bool(outside.numel()) and float((zeros | ones).float().mean()) >= _MOSTLY
+
+
+def _are_shares_but_a_few(case: Case, path: str, tensor: Tensor, outside: Tensor) -> bool:
+    """Whether a tensor held shares from 0 to 1 in the batches before, or else holds mostly such."""
+    most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= _MOSTLY
+    return bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
 
 
 def _negative_label(case: Case) -> Claim | None:
@@ -242,3 +251,44 @@ def _same_values(tensor: Tensor, target: Tensor) -> bool:
     if tensor.numel() != target.numel() or not tensor.numel():
         return False
     return bool((tensor.detach().flatten().to(target.dtype) == target.detach().flatten()).all())
+
+
+@rule("ctc_infeasible_alignment")
+def ctc_infeasible_alignment(case: Case) -> Claim | None:
+    """A CTC target does not fit into its input."""
+    for call in case.calls_of("aten._ctc_loss"):
+        if len(call.args) >= 4:
+            bad = _infeasible(*call.args[:4])
+            if bad and not bool(call.outputs[0].isfinite().all()):
+                sample, needed, given = bad[0]
+                where = ", ".join(f"sample {s} needs {n} of {g} frames" for s, n, g in bad[:4])
+                return Claim(
+                    "measured",
+                    f"sample {sample} needs {needed} frames for its target, the input has {given}",
+                    (
+                        f"{len(bad)} of {call.args[0].shape[1]} targets do not fit: {where}",
+                        "a target of length L with r repeated neighbours needs at least L + r input frames",
+                    ),
+                    help="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop them from the "
+                    "data "
+                    "(zero_infinity=True hides them)",
+                )
+    return None
+
+
+def _infeasible(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any
+) -> list[tuple[int, int, int]]:
+    """Samples whose target does not fit: number, frames needed (repeats need a blank between them), frames given."""
+    inputs, lengths = [int(n) for n in input_lengths], [int(n) for n in target_lengths]
+    bad, start = [], 0
+    for sample, length in enumerate(lengths):
+        if targets.dim() == 1:
+            labels = targets[start : start + length]
+            start += length
+        else:
+            labels = targets[sample, :length]
+        repeats = int((labels[1:] == labels[:-1]).sum()) if length > 1 else 0
+        if length + repeats > inputs[sample]:
+            bad.append((sample, length + repeats, inputs[sample]))
+    return bad

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from nantrap.causes.claim import Claim
-from nantrap.causes.registry import rule
+from nantrap.causes.claim import Claim, rule
 from nantrap.incident import Trial
 from nantrap.thresholds import HIGHEST_MEANT_RATE, has_grown, is_absurd_rate
 
@@ -20,6 +19,8 @@ _SMALL_RATE = 1e-6
 """A learning rate at which no update of finite gradients overflows."""
 _USUAL, _USUAL_RATE = "usual_rate", 1e-3
 """A learning rate at which most optimizers train most models; tried where the given one is beyond any meaning."""
+_SHOWN = 6
+"""Losses before the failure that are shown: they fit into one line."""
 _STABLE = 2.0
 """A loss that ended above this many times the first one is finite and not stable."""
 _JUMP = 5.0
@@ -32,45 +33,28 @@ def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit."""
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
-    if case.phase not in ("forward", "backward", "optimizer") or not case.grew or rate_jump(case) is not None:
+    if not _may_be_too_high(case):
         return None
-    overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
-    if not case.failure.repeatable and not overflowed:
-        return None  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
-    if case.lab.weights_diverged() is False:
-        return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
-    records = case.run.history.applied()[-6:]
-    shown = " -> ".join(f"{record.loss:.3g}" for record in records)
-    rates = records[-1].lr if records else ()
+    rates = _last_rates(case)
     rate = max(rates, default=math.nan)
     trial, part, lower = case.lab.tenth_of_rate(), "a tenth of the learning rate", rate / 10
     if trial.finite is not True and rate > HIGHEST_MEANT_RATE:
         part, lower = f"a learning rate of at most {_USUAL_RATE:g}", _USUAL_RATE
         trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
-    if trial.finite is False:
-        case.refute("lr_too_high", trial, f"{part} does not help")
+    if _is_refuted(case, trial, part):
         return None
-    if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
-        case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
-        return None
-    known = math.isfinite(rate)
     delays = _only_delays(case, trial) if trial.finite else ""
     tried = f" (the same steps stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
+    known = math.isfinite(rate)
     of = f" of {rate:.4g}" + (f", the highest of {len(rates)} parameter groups," if len(set(rates)) > 1 else "")
-    rose = has_grown(case.loss_growth)
-    grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
+    shown = " -> ".join(f"{record.loss:.3g}" for record in case.run.history.applied()[-_SHOWN:])
+    worse = ("an earlier batch has a far larger loss now, with the same random numbers",)
     return Claim(
         "hint" if delays else "tried",
-        f"a learning rate{of} is beyond the stability limit: {grew}"
+        f"a learning rate{of} is beyond the stability limit: {_what_grew(case)}"
         if trial.finite and not delays
-        else f"the learning rate{of if known else ''} may be too high: {grew}",
-        (
-            *(
-                ("an earlier batch has a far larger loss now, with the same random numbers",)
-                * bool(case.lab.weights_diverged())
-            ),
-            *((delays,) if delays else ()),
-        ),
+        else f"the learning rate{of if known else ''} may be too high: {_what_grew(case)}",
+        (*(worse if case.lab.weights_diverged() else ()), *((delays,) if delays else ())),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
         shows=f"the same batches with {part} stay finite",
@@ -80,6 +64,43 @@ def lr_too_high(case: Case) -> Claim | None:
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
         verifies=not delays and _is_stable(case, trial),
     )
+
+
+def _may_be_too_high(case: Case) -> bool:
+    """Whether the loss or the gradients grew up to this failure, and the weights did get worse by it."""
+    if case.phase not in ("forward", "backward", "optimizer") or not case.grew or rate_jump(case) is not None:
+        return False
+    if not case.failure.repeatable and not _loss_overflowed(case):
+        return False  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
+    # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
+    return case.lab.weights_diverged() is not False
+
+
+def _loss_overflowed(case: Case) -> bool:
+    return case.incident.loss is None or not math.isfinite(case.incident.loss)
+
+
+def _last_rates(case: Case) -> tuple[float, ...]:
+    """The learning rates of the last applied step, by parameter group."""
+    applied = case.run.history.applied()
+    return applied[-1].lr if applied else ()
+
+
+def _is_refuted(case: Case, trial: Trial, part: str) -> bool:
+    """Whether a trial contradicts a learning rate that is too high; that is noted."""
+    if trial.finite is False:
+        case.refute("lr_too_high", trial, f"{part} does not help")
+        return True
+    if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
+        case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
+        return True
+    return False
+
+
+def _what_grew(case: Case) -> str:
+    rose = has_grown(case.loss_growth)
+    overflowed = " until it overflowed" if rose and _loss_overflowed(case) else ""
+    return ("the loss grew" if rose else "the gradients grew") + overflowed
 
 
 def _beyond_any_scale(case: Case) -> Claim | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import SECOND_MOMENTS, describe, made_so, share, was_computed
-from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from torch import Tensor

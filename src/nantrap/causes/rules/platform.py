@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
-from nantrap.causes.facts import absmax, all_finite, limit
-from nantrap.causes.registry import rule
+from nantrap.causes.claim import Claim, rule
+from nantrap.causes.facts import absmax, all_finite, limit, recomputed
 from nantrap.thresholds import is_large
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
     """One kernel is wrong on inputs for which the reference is right."""
     if case.capture is None or case.output is None or case.phase not in ("forward", "backward"):
         return None
-    from nantrap.causes.reference import recomputed
-
     name = case.location.op or ""
     top = limit(case.output)
     if not name.startswith("aten."):
@@ -137,8 +134,6 @@ def _odd_bits(name: str, tensor: Tensor) -> Claim | None:
 
 def _other_bits(case: Case) -> Claim | None:
     """The same operation on the same recorded operands gives another result than it gave in the step."""
-    from nantrap.causes.reference import recomputed
-
     if case.capture is None or case.capture.assumed or any(word in case.op for word in _RANDOM):
         return None
     first, second = recomputed(case, case.dtype), recomputed(case, case.dtype)

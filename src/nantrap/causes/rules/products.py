@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import in_words, share
-from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,36 +16,14 @@ if TYPE_CHECKING:
 @rule("zero_times_inf")
 def zero_times_inf(case: Case) -> Claim | None:
     """Zero times infinity gave NaN."""
-    if (
-        case.phase == "forward"
-        and case.capture is None
-        and case.external is None
-        and "the loss" in case.location.sinks
-        and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
-        and case.bad_number is None
-        and _only_masks_came_in(case)
-    ):
+    if _reached_the_loss_as_it_was(case):
         return _constant_in_loss(case)
     if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
         return None
-    bad = case.output.isnan()
-    if case.op in ("mul", "addcmul") and len(case.inputs) > 1:
-        a, b = case.inputs[-2].expand_as(bad)[bad], case.inputs[-1].expand_as(bad)[bad]
-        if not bool((((a == 0) & b.isinf()) | ((b == 0) & a.isinf())).all()):
-            return None
-        text, alone = f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf", True
-    elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
-        text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
-        alone = bool((case.inputs[0].isinf() == bad).all())
-    elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
-        if not _meet_in_each(case.inputs[-2], case.inputs[-1], bad):
-            return None
-        alone = not _other_terms_are_nan(case.inputs[-2], case.inputs[-1], bad)
-        text = "one matrix holds Inf where the other holds 0" + (
-            "; without those terms no entry is NaN" if alone else ""
-        )
-    else:
+    found = _terms_of_zero_and_inf(case)
+    if found is None:
         return None
+    text, alone = found
     if _no_operation_made_one(case) and case.bad_model_input() is not None:
         return None  # it would come to a NaN somewhere: the input is the reason
     return Claim(
@@ -57,6 +34,42 @@ def zero_times_inf(case: Case) -> Claim | None:
         "weight "
         "is 0; nantrap.ops.xlogx(p) for p·log p",
     )
+
+
+def _reached_the_loss_as_it_was(case: Case) -> bool:
+    """Whether an Inf of a mask reached the loss, and no operation made a bad value."""
+    return (
+        case.phase == "forward"
+        and case.capture is None
+        and case.external is None
+        and "the loss" in case.location.sinks
+        and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
+        and case.bad_number is None
+        and _only_masks_came_in(case)
+    )
+
+
+def _terms_of_zero_and_inf(case: Case) -> tuple[str, bool] | None:
+    """Where the guilty product multiplies 0 by Inf, in words, and whether nothing else makes a NaN there; `None` if it
+    does not at each bad place."""
+    assert case.output is not None
+    assert case.capture is not None
+    bad = case.output.isnan()
+    if case.op in ("mul", "addcmul") and len(case.inputs) > 1:
+        a, b = case.inputs[-2].expand_as(bad)[bad], case.inputs[-1].expand_as(bad)[bad]
+        if not bool((((a == 0) & b.isinf()) | ((b == 0) & a.isinf())).all()):
+            return None
+        return f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf", True
+    if case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
+        text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
+        return text, bool((case.inputs[0].isinf() == bad).all())
+    if case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
+        if not _meet_in_each(case.inputs[-2], case.inputs[-1], bad):
+            return None
+        alone = not _other_terms_are_nan(case.inputs[-2], case.inputs[-1], bad)
+        text = "one matrix holds Inf where the other holds 0"
+        return text + ("; without those terms no entry is NaN" if alone else ""), alone
+    return None
 
 
 def _meet_in_each(a: Tensor, b: Tensor, bad: Tensor) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.amplifier import find_amplifier
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import USUAL_EPS, epsilon, share
-from nantrap.causes.registry import rule
-from nantrap.causes.singular import family_of
+from nantrap.causes.steep import family_of, find_amplifier
 from nantrap.thresholds import FLOAT16_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nantrap.causes.amplifier import Amplifier
     from nantrap.causes.case import Case
+    from nantrap.causes.steep import Amplifier
     from nantrap.incident import Trial
 
 _INSIDE = {
@@ -100,15 +98,15 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
     pole = "-1" if name == "Log1P" else "zero"
     where = f"at exactly {pole}" if exact else f"next to {pole}"
     grows = "is infinite" if exact else "leaves the range of the dtype"
+    trial = None
+    if family != "norm":
+        remedy = (family, safe) if exact else ("floor", f"the argument of {call} kept from {pole}")
+        trial = case.try_replacement(*remedy)
     return Claim(
         "tried" if case.failure.repeatable and family != "norm" else "measured",
         f"the derivative of {call} {grows} {where}",
         (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
-        trial=case.try_replacement(
-            *((family, safe) if exact else ("floor", f"the argument of {call} kept from {pole}"))
-        )
-        if family != "norm"
-        else None,
+        trial=trial,
         shows="with a bounded slope the step is finite",
         help=(
             f"{safe}, or an eps inside: {inside}"

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import share
-from nantrap.causes.registry import rule
 from nantrap.causes.rules.decompositions import is_decomposition
-from nantrap.causes.singular import family_of
+from nantrap.causes.steep import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from nantrap.causes.claim import Claim, Has
+from nantrap.causes.claim import Claim, Has, rule
 from nantrap.causes.facts import describe, made_so
-from nantrap.causes.registry import rule
 from nantrap.thresholds import is_absurd
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def ema_poisoned(case: Case) -> Claim | None:
 
 def _average_beyond_its_range(case: Case, trained: set[str]) -> Claim | None:
     """An average in a float16 buffer of the model: the step wrote a weight into it that float16 cannot hold."""
-    from nantrap.causes.wide_buffers import overflowed_buffer, too_narrow
+    from nantrap.causes.rules.half_forward import overflowed_buffer, too_narrow
 
     written = overflowed_buffer(case)
     if written is None or not _is_copy_of_trained(case, written.name, trained):

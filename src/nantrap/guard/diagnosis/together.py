@@ -6,7 +6,7 @@ Right after a failure every rank is at the same place in the program, so the ran
 is able to. Every rank calls these functions at the same time.
 
 First all ranks run the step under a trace. Then each rank on which it began leads in turn: it asks its rules, and for
-each run that they want it describes to the others in plain data what is changed (`causes.described`). All ranks run
+each run that they want it describes to the others in plain data what is changed (`causes.changes`). All ranks run
 their parts in lockstep, and a run is finite only if it is finite on all of them. A rank that fails ends the run on all
 ranks, and no rank is left waiting.
 
@@ -199,7 +199,7 @@ class Leader:
 
 def follow(leader: int, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:
     """Run this rank's part of whatever the leader asks for, until it has no more questions."""
-    from nantrap.causes.described import change_of
+    from nantrap.causes.changes import change_of
 
     while (told := ranks.share(None)[leader]) is not None:
         with contextlib.suppress(LookupError):  # the leader gets the reason, and decides

@@ -1,12 +1,14 @@
-"""Which operation of the backward pass made a gradient too large for what comes after it.
+"""Calls that are steep next to a point: by their autograd node, and in the backward pass of one failure.
 
-A gradient that leaves the range of float16 is an overflow only where it is cast. Its size comes from further up: the
-slope of a call whose argument is almost 0. Here the gradient is followed back from the overflow to the one operation
-that multiplied it.
+`family_of` knows the calls whose slope is infinite somewhere, and their safe forms. `find_amplifier` finds which
+operation of the backward pass made a gradient too large for what comes after it. A gradient that leaves the range of
+float16 is an overflow only where it is cast. Its size comes from further up: the slope of a call whose argument is
+almost 0. The gradient is followed back from the overflow to the one operation that multiplied it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,49 @@ from nantrap.causes.facts import absmax, limit
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
     from nantrap.locate.trace import Op, Trace
+
+SINGULAR = {
+    "Sqrt": ("sqrt", "sqrt", "nantrap.ops.safe_sqrt(x)"),
+    "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_divide(1, nantrap.ops.safe_sqrt(x))"),
+    "Pow": ("pow", "x ** a with a < 1", "nantrap.ops.safe_pow(x, a)"),
+    "Log": ("log", "log", "nantrap.ops.safe_log(x)"),
+    "Log2": ("log", "log2", "nantrap.ops.safe_log(x)"),
+    "Log10": ("log", "log10", "nantrap.ops.safe_log(x)"),
+    "Log1P": ("log", "log1p", "nantrap.ops.safe_log(1 + x)"),
+    "Xlogy": ("log", "x log y", "x * nantrap.ops.safe_log(y)"),
+    "SpecialEntr": ("log", "entr", "-nantrap.ops.xlogx(x)"),
+    "Div": ("div", "a / b", "nantrap.ops.safe_divide(a, b)"),
+    "Reciprocal": ("div", "1 / x", "nantrap.ops.safe_divide(1, x)"),
+    "Exp": ("exp", "exp", "an argument bounded before exp"),
+    "Exp2": ("exp", "exp2", "an argument bounded before exp2"),
+    "Expm1": ("exp", "expm1", "an argument bounded before expm1"),
+    "LinalgVectorNorm": ("norm", "norm", "nantrap.ops.safe_norm(x)"),
+    "Norm": ("norm", "norm", "nantrap.ops.safe_norm(x)"),
+    "Std": ("std", "std", "nantrap.ops.safe_std(x)"),
+    "StdMean": ("std", "std", "nantrap.ops.safe_std(x)"),
+    "Var": ("std", "var", "nantrap.ops.safe_var(x)"),
+    "VarMean": ("std", "var", "nantrap.ops.safe_var(x)"),
+    "Acos": ("acos", "acos", "nantrap.ops.safe_acos(x)"),
+    "Asin": ("acos", "asin", "nantrap.ops.safe_asin(x)"),
+    "Hypot": ("sqrt", "hypot", "nantrap.ops.safe_sqrt(a * a + b * b)"),
+    "Cdist": ("norm", "cdist", "a distance with an eps under its root"),
+}
+
+
+_NODE = re.compile(r"(\w+?)Backward\d+")
+"""A node of PyTorch's own. One of a function that the user wrote has no number."""
+
+
+def family_of(node: str) -> tuple[str, tuple[str, str, str]]:
+    """A node's name in `SINGULAR`, and its entry there; an empty name and general words for any other node.
+
+    The whole name counts: Logsumexp and Logit are no logarithm, and Acosh is no acos.
+    """
+    name = found.group(1) if (found := _NODE.fullmatch(node)) else ""
+    if name in SINGULAR:
+        return name, SINGULAR[name]
+    return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
+
 
 _GAIN = 3e3
 """A layer multiplies a gradient by its weights and its width; one that normalises with an eps of 1e-6, by 1,000."""
@@ -67,24 +112,29 @@ def find_amplifier(case: Case) -> Amplifier | None:
     given = max((absmax(tensor) for tensor in case.inputs), default=0.0)
     if own is not None and own.name in _FUSED:  # product and cast in one: the reciprocal root is among its arguments
         return Amplifier(origin, own, _STEEP[own.name], given) if given >= _GAIN else None
-    largest, steepest = 1.0, None
-    current = origin
-    while True:  # towards the loss: indices only fall
-        gradients = [trace.ops[i] for i in current.sources if i in carrying and i < current.index]
-        before = max(gradients, key=lambda op: op.absmax or 0.0, default=None)
-        if before is None:
-            break
-        if current.absmax and before.absmax and current is not origin:
-            gain = current.absmax / before.absmax
-            if gain > largest:
-                largest, steepest = gain, current
-        current = before
+    largest, steepest = _largest_gain(trace, origin, carrying)
     if steepest is None or largest < _GAIN or case.output is None or given / largest >= limit(case.output):
         return None
     forward = _steep_call(case, steepest, carrying)
     if forward is None or not _next_to_zero(case, forward):
         return None
     return Amplifier(steepest, forward, _STEEP[forward.name], largest)
+
+
+def _largest_gain(trace: Trace, origin: Op, carrying: set[int]) -> tuple[float, Op | None]:
+    """The operation before the origin that multiplied the gradient most, and by how much."""
+    largest, steepest = 1.0, None
+    current = origin
+    while True:  # towards the loss: indices only fall
+        gradients = [trace.ops[i] for i in current.sources if i in carrying and i < current.index]
+        before = max(gradients, key=lambda op: op.absmax or 0.0, default=None)
+        if before is None:
+            return largest, steepest
+        if current.absmax and before.absmax and current is not origin:
+            gain = current.absmax / before.absmax
+            if gain > largest:
+                largest, steepest = gain, current
+        current = before
 
 
 def _next_to_zero(case: Case, forward: Op) -> bool:

@@ -1,18 +1,50 @@
-"""log(softmax(x)), log(sigmoid(x)) and log(1 + exp(x)) computed in log space, for one run.
+"""What a trial changes while the step runs, and the same change as plain data.
 
-The second call of such a pair takes the logarithm of what the first one has rounded to 0 or Inf already. In this mode
-every softmax, sigmoid and exp keeps its logarithm next to its result, selections (an index, a gather, a view) are made
-on both, and a later `log` takes the one that was kept: what `log_softmax`, `logsigmoid` and `softplus` would give.
+`SinglePrecision` computes every operation in float32, `LogSpace` computes log(softmax(x)), log(sigmoid(x)) and
+log(1 + exp(x)) in log space, and `Replacement` replaces one call at its line. Other ranks make the same change in their
+parts of the step: they get its description.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nantrap.locate.torch_private import ThroughoutMode
+from nantrap.causes.replacement import Replacement
+from nantrap.incident import Source
+from nantrap.locate.torch_private import DispatchMode, ThroughoutMode, is_in_backward, schema_of, to_copy
+from nantrap.locate.trace import recomputing
+from nantrap.locate.trace.storage import map_leaves
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class SinglePrecision(DispatchMode):
+    """Every operation in float32: half inputs are widened, half results are not made. Autocast has no effect in it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if schema_of(func).is_mutable:  # the memory that is written keeps its dtype
+            return func(*args, **(kwargs or {}))
+        if is_in_backward() and func is to_copy and not recomputing(sys._getframe(1)):
+            return func(*args, **(kwargs or {}))  # autograd gives a half-precision leaf a gradient in its own dtype
+        return func(*map_leaves(args, _widened), **map_leaves(kwargs or {}, _widened))
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.float() if leaf.dtype in HALF_DTYPES else leaf
+    return torch.float32 if isinstance(leaf, torch.dtype) and leaf in HALF_DTYPES else leaf
+
 
 _SELECTING = frozenset(
     {"gather", "__getitem__", "index_select", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "t",
@@ -83,3 +115,33 @@ class LogSpace(ThroughoutMode):
             if name in ("__rsub__", "rsub") and kept.origin == "sigmoid":
                 return F.logsigmoid(-kept.argument), None, "1 - sigmoid"
         return None
+
+
+Description = tuple[Any, ...]
+NOTHING: Description = ("nothing",)
+
+
+def described(around: contextlib.AbstractContextManager[Any] | None) -> Description | None:
+    """The description of a change; `None` for one that other ranks cannot make."""
+    if around is None:
+        return NOTHING
+    if isinstance(around, SinglePrecision):
+        return ("float32",)
+    if isinstance(around, LogSpace):
+        return ("log space",)
+    if isinstance(around, Replacement):
+        return ("replaced", tuple((one.file, one.line) for one in around.sources), around.family)
+    return None
+
+
+def change_of(description: Description) -> contextlib.AbstractContextManager[Any]:
+    """The change that was described."""
+    kind = description[0]
+    if kind == "float32":
+        return SinglePrecision()
+    if kind == "log space":
+        return LogSpace()
+    if kind == "replaced":
+        _, lines, family = description
+        return Replacement([Source(file=file, line=line) for file, line in lines], family)
+    return contextlib.nullcontext()

@@ -1,0 +1,250 @@
+"""NT1xx: a batch that holds non-finite values or sentinels, or that is in other units than the ones before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nantrap.causes.claim import Claim, rule
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, describe, in_words, listed, recomputed, without
+from nantrap.causes.usual import in_usual_range, unusual_inputs
+from nantrap.incident import Trial
+from nantrap.thresholds import MASKED, is_absurd, is_large
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+    from nantrap.locate.replay.samples import Samples
+    from nantrap.locate.trace import External
+
+
+@rule("bad_input_data")
+def bad_input_data(case: Case) -> Claim | None:
+    """The batch holds values that no model can train on."""
+    if case.external is None and (read := _bad_but_not_traced(case)) is not None:
+        return read
+    if case.external is None or case.external.kind != "batch":
+        return _sentinel(case)
+    return _bad_before_the_pass(case, case.external)
+
+
+def _bad_but_not_traced(case: Case) -> Claim | None:
+    """The model's input, or a tensor that the loss reads, is non-finite, and no replay found it in the batch."""
+    seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
+    if seen_first and (given_bad := case.bad_model_input()) is not None:
+        name, tensor = given_bad
+        return Claim(
+            "hint",
+            f"the model's input is non-finite before its forward pass: {name}",
+            (f"{name} {describe(tensor)}",),
+            help=f"clean or drop the sample where {name} is made",
+        )
+    if case.location.constant is not None and case.location.constant[0]:
+        name, tensor = case.location.constant
+        return Claim(
+            "hint",
+            f"a tensor that the loss reads without a gradient is non-finite: {name}",
+            (f"{name} {describe(tensor)}",),
+            help=f"look where {name} is made: it was non-finite before the step",
+        )
+    return None
+
+
+def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
+    """A tensor of the batch was non-finite before the forward pass, and in which samples."""
+    finding = next((f for f in case.location.findings if f.kind == "batch"), None)
+    samples = finding.samples if finding else ()
+    noun = "sample" if len(samples) == 1 else "samples"
+    which = f", {noun} {listed(samples)}" if samples else ""
+    trial: Trial | None = None
+    guilty = case.location.samples.guilty
+    if case.location.samples.rest_is_finite:
+        trial = case.lab.without_samples(guilty, case.location.samples.size or 0)
+    given = case.was_given(external.tensor)
+    if (given == "argument" and case.loop_is_finite) or case.made_from_finite(external.tensor):
+        case.notes.append(
+            f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
+            "code between the two made it"
+        )
+        return None
+    what = {
+        "loader": "the batch is non-finite before the forward pass"
+        + ("" if external.name == "batch" else f": {external.name}"),
+        "argument": f"the model's input is non-finite before its forward pass: {external.name}",
+    }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
+    return Claim(
+        "measured" if given == "loader" else "hint",
+        what,
+        (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
+        trial=trial,
+        shows=f"{without(guilty, samples)} the step is finite",
+        help=f"clean or drop the sample where {external.name} is made",
+    )
+
+
+def _sentinel(case: Case) -> Claim | None:
+    """A value that marks a missing one (1e30, the largest float): finite, and no measurement."""
+    found = largest_input(case)
+    if found is None or not is_sentinel(found.tensor, found.value):
+        return None
+    targets = [call.args[1] for call in case.calls_of("aten.binary_cross_entropy")]
+    if any(target.shape == found.tensor.shape for target in targets):
+        return None  # that loss has a range of its own: see label_out_of_range
+    return out_of_range(
+        case,
+        found,
+        f"the batch holds a value that is no measurement: {found.name} reaches {found.value:.3g}",
+        "replace the sentinel or missing-value code before the data reach the model",
+    )
+
+
+@rule("input_out_of_scale")
+def input_out_of_scale(case: Case) -> Claim | None:
+    """A batch or target lies in another scale than the others."""
+    found = largest_input(case)
+    if found is None:
+        return _in_other_units(case)
+    if is_sentinel(found.tensor, found.value):
+        return None
+    return out_of_range(
+        case,
+        found,
+        f"the batch is out of scale: {found.name} reaches {found.value:.3g}",
+        "check the range where the data are read, and scale or drop what lies outside it",
+    )
+
+
+def _in_other_units(case: Case) -> Claim | None:
+    """A batch that no network would find absurd, and that is far outside the batches before it.
+
+    Where an exponential overflowed there are two explanations: code that passes an unbounded number to exp, and a batch
+    in another unit. Three things decide. Code that has a form which is exact and does not overflow is the cause, if the
+    step is finite with it. Otherwise it is the batch, if it is too far outside to be an unusual sample, and the step is
+    finite with the batch in its usual range.
+    """
+    if case.made != "inf" or case.half or case.phase not in ("forward", "backward") or case.failure.norm_overflowed:
+        return None
+    unusual = unusual_inputs(case)
+    if not unusual or not _left_the_range(case):
+        return None
+    furthest = unusual[0]
+    claim = Claim(
+        "hint",
+        f"the batch is in another scale than those before it: {furthest.name} reaches {furthest.value:.4g}",
+        (f"{furthest.words}: {furthest.factor:.3g} times",),
+        help=f"check the range of {furthest.name} where the data are read, and scale or drop what lies outside it",
+    )
+    if not case.failure.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
+        return claim
+    if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space(IN_LOG_SPACE).finite:
+        return claim
+    scaled = in_usual_range(case.failure.batch, unusual)
+    trial = case.lab.with_batch("usual_range", "the batch brought to the range of those before it", scaled)
+    if trial.finite is False:
+        return None
+    return replace(
+        claim, has="tried", trial=trial, shows="with the batch in that range the step is finite", verifies=False
+    )
+
+
+def _left_the_range(case: Case) -> bool:
+    """Whether the exact result is a number that the dtype cannot hold; at a pole (log 0, 1/0) it is no number."""
+    if case.op in EXPONENTIALS:
+        return True
+    exact = recomputed(case, "float64")
+    return exact is not None and bool(exact.isfinite().all())
+
+
+_SURE_SENTINEL = 1e29
+"""Programs write 1e30 or the largest float for "missing"; rounding may leave a little less of it."""
+_LIKELY_SENTINEL = 1e15
+"""A repeated whole number of this size that ends in 00 or 99 was written by a program: no instrument has 15 digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The largest value that came in from outside: its tensor, name and magnitude."""
+
+    tensor: Tensor
+    name: str
+    value: float
+
+
+def largest_input(case: Case) -> Extreme | None:
+    """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
+    from nantrap.locate import tensors_of
+
+    if case.made == "" or case.phase not in ("forward", "backward") or case.failure.norm_overflowed:
+        return None
+    given = list(tensors_of(case.failure.batch))
+    if not case.failure.repeatable and case.failure.root_call is not None:
+        given += list(tensors_of((case.failure.root_call.args, case.failure.root_call.kwargs)))
+    if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
+        given += [("a target of the loss", t) for t in case.inputs[1:]]
+    worst: Extreme | None = None
+    for path, tensor in given:
+        if tensor.is_floating_point() and tensor.numel() and not _is_added_mask(tensor):
+            value = float(tensor.detach().abs().max())
+            if value < float("inf") and (worst is None or value > worst.value):
+                worst = Extreme(tensor.detach(), in_words(path), value)
+    return worst if worst is not None and is_absurd(worst.value) else None
+
+
+def is_sentinel(tensor: Tensor, value: float) -> bool:
+    """Whether a value is one that programs write for "missing", rather than a measurement in another scale."""
+    if value >= _SURE_SENTINEL:
+        return True
+    whole = value == round(value) and int(value) % 100 in (0, 99)
+    return value >= _LIKELY_SENTINEL and (whole and int((tensor.abs() == value).sum()) > 1)
+
+
+def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
+    """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
+    facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
+    samples = case.location.samples
+    if not case.failure.repeatable:
+        return Claim("hint", summary, tuple(facts), help=advice) if not case.grew else None
+    trial = None
+    shows = ""
+    if samples.guilty and samples.rest_is_finite:
+        extreme = _extreme_samples(found, samples)
+        if extreme:
+            which = f"sample{'s' * (len(extreme) > 1)} {listed(extreme)}"
+            facts[0] = f"|{found.name}| reaches {found.value:.4g} in {which}, though it is finite"
+        trial = case.lab.without_samples(samples.guilty, samples.size or 0)
+        shows = f"{without(samples.guilty, extreme)} the step is finite"
+    if trial is None or not trial.finite:
+        trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failure.batch))
+        shows = "with the batch brought to the usual scale the step is finite"
+    if trial.finite is False:
+        return None
+    return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, help=advice)
+
+
+def rescaled(batch: Any) -> Any:
+    """The batch with tensors of large values brought back to the usual scale."""
+    import torch
+
+    from nantrap.locate.trace.storage import map_leaves
+
+    def scale(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
+            return leaf
+        size = float(leaf.abs().max())
+        return leaf / size if is_large(size) else leaf
+
+    return map_leaves(batch, scale)
+
+
+def _extreme_samples(found: Extreme, samples: Samples) -> list[int]:
+    """The guilty samples that hold a value as absurd as the largest one; none if that one lies elsewhere."""
+    if found.tensor.dim() == 0 or found.tensor.shape[0] != samples.size:
+        return []
+    sizes = {i: float(found.tensor[i].abs().max()) for i in samples.guilty}
+    return [i for i, size in sizes.items() if is_absurd(size)] if max(sizes.values()) == found.value else []
+
+
+def _is_added_mask(tensor: Tensor) -> bool:
+    """0 and one very negative number: a mask that is added to scores, not a measurement."""
+    return float(tensor.detach().min()) <= MASKED and tensor.detach().unique().numel() <= 2
