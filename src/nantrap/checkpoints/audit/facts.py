@@ -39,7 +39,7 @@ def facts_of(tree: object, scans: Mapping[str, TensorScan]) -> Facts:
             facts.shown["step"] = step
         if epoch is not None and math.isfinite(epoch):
             facts.shown["epoch"] = epoch
-    for path, node in _mappings(tree):
+    for path, node in mappings_in(tree):
         if isinstance(node.get("param_groups"), (list, dict)):
             _optimizer(path, node, scans, facts)
         elif "growth_factor" in node and "scale" in node:
@@ -110,7 +110,7 @@ def _scheduler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
             facts.numbers += [(_join(path, f"{key}.{i}"), "scheduler", rate) for i, rate in enumerate(rates)]
 
 
-def _mappings(tree: object) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+def mappings_in(tree: object) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Every mapping of the saved object, not too deep, each once."""
     seen: set[int] = set()
     pending: list[tuple[tuple[str, ...], object]] = [((), tree)]

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nantrap.checkpoints.audit.dcp import Item, plan_of
+from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.dcp import Item, plan_of, read_items
 from nantrap.checkpoints.audit.facts import facts_of_trainer_state, role_of_word
 from nantrap.checkpoints.audit.files import LOG_NAME, FileEntry, FileSystem, filesystem_of, read_text, walk
-from nantrap.checkpoints.audit.readers import HEAD_BYTES, reader_of
+from nantrap.checkpoints.audit.readers import HEAD_BYTES, read_contents, reader_of
 from nantrap.checkpoints.audit.verdict import Problem, Role
 from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped
@@ -82,6 +83,18 @@ def find_checkpoints(paths: Iterable[str]) -> list[Checkpoint]:
             "and for DCP, DeepSpeed, Accelerate and transformers folders"
         )
     return _without_links_to_others(found)
+
+
+def contents_at(path: str) -> Iterator[Contents]:
+    """The contents of every file of the checkpoints at a path that can be read."""
+    files = filesystem_of(path)
+    for checkpoint in find_checkpoints([path]):
+        for unit in checkpoint.units:
+            try:
+                with files.open(unit.path) as source:
+                    yield read_items(source, unit.items) if unit.items else read_contents(source)
+            except (OSError, UnreadableError):
+                continue  # the audit has reported what is wrong with it
 
 
 def _at(files: FileSystem, entry: FileEntry) -> list[Checkpoint]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
-from nantrap.checkpoints.audit.dcp import read_items
+from nantrap.checkpoints.audit.contents import Extent, StoredTensor
 from nantrap.checkpoints.audit.dtypes import value_of
-from nantrap.checkpoints.audit.files import filesystem_of
-from nantrap.checkpoints.audit.layouts import find_checkpoints
-from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.layouts import contents_at
 from nantrap.checkpoints.audit.scan import scan
 
 MOST_VALUES = 8
@@ -41,7 +38,7 @@ def show(paths: Iterable[str], patterns: Sequence[str]) -> list[Shown]:
     """The tensors whose name fits one of the patterns, in the checkpoints at these paths. At most `MOST_TENSORS`."""
     found: list[Shown] = []
     for path in paths:
-        for contents in _contents(path):
+        for contents in contents_at(path):
             for extent in contents.extents:
                 for tensor in extent.tensors:
                     if len(found) < MOST_TENSORS and _fits(tensor.name, patterns):
@@ -51,18 +48,6 @@ def show(paths: Iterable[str], patterns: Sequence[str]) -> list[Shown]:
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _contents(path: str) -> Iterator[Contents]:
-    """The contents of every file of the checkpoints at a path that can be read."""
-    files = filesystem_of(path)
-    for checkpoint in find_checkpoints([path]):
-        for unit in checkpoint.units:
-            try:
-                with files.open(unit.path) as source:
-                    yield read_items(source, unit.items) if unit.items else read_contents(source)
-            except (OSError, UnreadableError):
-                continue  # the audit has reported what is wrong with it
 
 
 def _shown(path: str, extent: Extent, tensor: StoredTensor) -> Shown:

@@ -14,10 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nantrap.checkpoints.audit.contents import UnreadableError
-from nantrap.checkpoints.audit.files import filesystem_of
-from nantrap.checkpoints.audit.layouts import find_checkpoints
-from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.facts import mappings_in
+from nantrap.checkpoints.audit.layouts import contents_at
 from nantrap.checkpoints.audit.verdict import AuditReport
 from nantrap.checkpoints.store.resume import ResumeFinding
 from nantrap.errors import FormatError, UsageError
@@ -31,11 +29,10 @@ def compare_with_config(report: AuditReport, config: str | os.PathLike[str]) -> 
     key, rate = configured_rate(config)
     found = []
     for audit in report.checkpoints:
-        for tree in _trees(audit.path):
-            finding = compare_tree(tree, key=key, rate=rate)
-            if finding is not None:
-                found.append((audit.path, finding))
-                break
+        findings = (compare_tree(contents.tree, key=key, rate=rate) for contents in contents_at(audit.path))
+        finding = next((finding for finding in findings if finding is not None), None)
+        if finding is not None:
+            found.append((audit.path, finding))
     return found
 
 
@@ -53,15 +50,12 @@ def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
     document = _parsed(path, text)
     if not isinstance(document, Mapping):
         raise FormatError(f"{path}: expected a mapping of names to values at the top")
-    tried = [f"{section}.{name}".lstrip(".") for section in _SECTIONS for name in _NAMES]
-    for key in tried:
-        rate = _as_rate(_at(document, key))
-        if rate is not None:
-            return key, rate
-    nested = [(key, rate) for key, value in _leaves(document, "") if (rate := _as_rate(value)) is not None]
-    if len(nested) == 1:
-        return nested[0]
-    several = f": {', '.join(key for key, _ in nested[:4])} are all possible" if nested else ""
+    rates = {key: rate for key, value in _leaves(document, "") if (rate := _as_rate(value)) is not None}
+    tried = (f"{section}.{name}".lstrip(".") for section in _SECTIONS for name in _NAMES)
+    chosen = next((key for key in tried if key in rates), next(iter(rates)) if len(rates) == 1 else None)
+    if chosen is not None:
+        return chosen, rates[chosen]
+    several = f": {', '.join(list(rates)[:4])} are all possible" if rates else ""
     raise UsageError(
         f"{path}: no learning rate was found{several}; looked for lr, learning_rate, optimizer.lr, trainer.lr"
     )
@@ -70,7 +64,7 @@ def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
 def compare_tree(tree: object, *, key: str, rate: float) -> ResumeFinding | None:
     """What loading a saved object would do to the configured learning rate."""
     words, brings = [], []
-    for path, node in _mappings(tree, ()):
+    for path, node in mappings_in(tree):
         groups = node.get("param_groups")
         if isinstance(groups, list):
             for index, group in enumerate(groups):
@@ -98,38 +92,12 @@ def compare_tree(tree: object, *, key: str, rate: float) -> ResumeFinding | None
     return ResumeFinding("rate", text, help_text, data={"sources": tuple(dict.fromkeys(brings)), "configured": rate})
 
 
-def _peak(group: dict[Any, Any]) -> tuple[str, float] | None:
+def _peak(group: Mapping[Any, Any]) -> tuple[str, float] | None:
     for name in ("max_lr", "initial_lr", "lr"):
         rate = _as_rate(group.get(name))
         if rate is not None:
             return name, rate
     return None
-
-
-def _trees(path: str) -> Iterator[object]:
-    """The saved objects of the checkpoints at a path that can be read."""
-    files = filesystem_of(path)
-    for checkpoint in find_checkpoints([path]):
-        for unit in checkpoint.units:
-            try:
-                with files.open(unit.path) as source:
-                    yield read_contents(source).tree
-            except (OSError, UnreadableError):
-                continue  # the audit has reported what is wrong with it
-
-
-def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Every dictionary in a saved object with its path, down to five levels; parameter groups are not entered."""
-    if len(path) > 5:
-        return
-    if isinstance(tree, dict):
-        yield ".".join(path), tree
-        if not isinstance(tree.get("param_groups"), list):
-            for key, value in tree.items():
-                yield from _mappings(value, (*path, str(key)))
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from _mappings(value, (*path, str(index)))
 
 
 def _parsed(path: Path, text: str) -> object:
@@ -148,19 +116,11 @@ def _parsed(path: Path, text: str) -> object:
         raise FormatError(f"{path}: not YAML: {error}") from error
 
 
-def _at(document: Mapping[Any, Any], dotted: str) -> object:
-    node: object = document
-    for key in dotted.split("."):
-        if not isinstance(node, Mapping):
-            return None
-        node = node.get(key)
-    return node
-
-
-def _leaves(document: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, object]]:
+def _leaves(document: Mapping[Any, Any], prefix: str, depth: int = 8) -> Iterator[tuple[str, object]]:
+    """What may be a learning rate, with its dotted key. A YAML file may hold itself, so the depth has an end."""
     for key, value in document.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.", depth - 1) if depth else ()
         elif str(key).lower() in _NAMES:
             yield f"{prefix}{key}", value
 

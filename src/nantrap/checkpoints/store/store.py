@@ -1,19 +1,26 @@
 """`CheckpointStore`: a folder of checkpoints that always holds a good one to resume from.
 
-`writing` describes how a save survives a kill, `catalogue` what the folder holds, `storefile` the file itself.
+`catalogue` describes what the folder holds and how a save survives a kill, `storefile` the file itself. At the end: a
+checkpoint in a single file without a store, and how the state of a run is taken out of its parts and put back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nantrap import finite
+from nantrap._version import __version__
 from nantrap.checkpoints.audit.quarantining import quarantine
 from nantrap.checkpoints.audit.verdict import CheckpointAudit, Problem
 from nantrap.checkpoints.store.catalogue import (
@@ -30,11 +37,11 @@ from nantrap.checkpoints.store.catalogue import (
     write_pointer,
 )
 from nantrap.checkpoints.store.gate import refuse_nonfinite
-from nantrap.checkpoints.store.parts import capture, restore
-from nantrap.checkpoints.store.storefile import NotOursError, Packed, pack_state, read_file
+from nantrap.checkpoints.store.storefile import NotOursError, Packed, pack_state, read_file, write_file
 from nantrap.errors import FormatError, UsageError
 from nantrap.incident.wording import escaped
-from nantrap.record.durable import sha256_of
+from nantrap.locate import RngState, unwrap
+from nantrap.record.durable import put_in_place, sha256_of
 
 QUARANTINE = "quarantine"
 
@@ -257,7 +264,7 @@ class CheckpointStore:
 
     def _change(self, saved: SavedCheckpoint, **changes: Any) -> None:
         self.wait()
-        with self._locked():
+        with locked(self.folder, seconds=self._lock_seconds):
             entries = relisted(read_catalogue(self.folder))
             changed = [replace(e, **changes) if e.path.name == saved.path.name else e for e in entries]
             write_catalogue(self.folder, changed)
@@ -267,7 +274,7 @@ class CheckpointStore:
         """Move a damaged file into quarantine; where that is not possible, only skip it."""
         audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (Problem("NT908", reason),))
         try:
-            with self._locked():
+            with locked(self.folder, seconds=self._lock_seconds):
                 moves = quarantine([audit], self.folder / QUARANTINE)
                 entries = relisted(read_catalogue(self.folder))
                 write_catalogue(self.folder, entries)
@@ -290,11 +297,6 @@ class CheckpointStore:
 
     def __repr__(self) -> str:
         return f"CheckpointStore({str(self.folder)!r}, keep={self.keep})"
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self.folder, seconds=self._lock_seconds):
-            yield
 
     @staticmethod
     def _warn(passed: list[str], taken: SavedCheckpoint) -> None:
@@ -344,3 +346,145 @@ class Background:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+# ---- one checkpoint in one file, without a store
+
+
+def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
+    """Write the state, only if it is finite; a file of that name is replaced atomically."""
+    target = Path(path)
+    if target.is_dir():
+        raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
+    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=tuple(allow))
+    packed = pack_state(state)
+    saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    about = {"step": step, "sequence": 0, "saved_at": saved_at, "nantrap": __version__}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, packed, about)
+        put_in_place(target)
+    except OSError as error:
+        reason = f"not saved: {error.strerror or error}; the old file is unchanged"
+        raise OSError(error.errno, reason, str(target)) from error
+    return target
+
+
+def load_alone(
+    path: str | os.PathLike[str], parts: Mapping[str, Any], *, rng: bool = True, strict: bool = True
+) -> dict[str, Any]:
+    """Verify the file by its checksum and load it into the parts; the state as it was saved comes back as well."""
+    try:
+        state = read_file(Path(path))[1]
+    except FileNotFoundError:
+        raise UsageError(f"{os.fspath(path)} does not exist; give the path of a file that guard.save wrote") from None
+    except OSError as error:
+        raise FormatError(f"{os.fspath(path)}: it cannot be read: {error.strerror or error}") from error
+    restore(state, parts, rng=rng, strict=strict, where=os.fspath(path))
+    return state
+
+
+# ---- the parts of a run: their state taken out, and put back
+
+
+NAMES: Final = ("model", "optimizer", "scheduler", "scaler", "ema")
+"""The parts that have a `state_dict`, in the order in which they are loaded."""
+
+
+def capture(parts: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
+    """The state of each part by its name: live tensors, not copies.
+
+    A model also gives its non-persistent buffers (`buffers`), as far as they are finite: a forward pass may count in
+    them, and a mask of `-inf` is made by the constructor anyway.
+    """
+    state = {name: _state_of(name, part) for name, part in parts.items() if part is not None}
+    model = parts.get("model")
+    if isinstance(model, nn.Module):
+        root = unwrap(model)
+        saved = state["model"].keys()
+        unsaved = {name: buffer for name, buffer in root.named_buffers() if name not in saved}
+        state["buffers"] = {name: b for name, b in unsaved.items() if not b.is_meta and not finite.any_nonfinite([b])}
+    if rng:
+        streams = RngState.capture()
+        state["rng"] = {
+            "torch_cpu": streams.torch_cpu,
+            "torch_cuda": list(streams.torch_cuda),
+            "python": streams.python,
+            "numpy": streams.numpy,
+        }
+    return state
+
+
+def restore(state: Mapping[str, Any], parts: Mapping[str, Any], *, rng: bool, strict: bool, where: str) -> None:
+    """Load the state into the parts. A part that the file does not have is refused before anything is changed."""
+    wanted = [name for name in NAMES if parts.get(name) is not None]
+    for name in wanted:
+        if name not in state:
+            held = ", ".join(key for key in NAMES if key in state) or "nothing"
+            raise UsageError(
+                f"{where} holds no {name} state (it holds {held}); leave {name}= out, or take another file"
+            )
+        if not callable(getattr(parts[name], "load_state_dict", None)):
+            raise UsageError(f"load({name}={type(parts[name]).__name__}): it has no load_state_dict to load into")
+    for name in wanted:
+        try:
+            _load(name, parts[name], state, strict=strict)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UsageError(f"{where} does not fit the {name} it is loaded into: {error}") from error
+    if rng and state.get("rng") is not None:
+        restore_rng(state["rng"])
+
+
+def restore_rng(saved: Mapping[str, Any]) -> None:
+    """Put the random streams back; those of GPUs only where there are as many as there were."""
+    cuda = tuple(saved["torch_cuda"])
+    cuda = cuda if len(cuda) == torch.cuda.device_count() else ()
+    RngState(saved["torch_cpu"], cuda, saved["python"], saved["numpy"]).restore()
+
+
+def _state_of(name: str, part: Any) -> Any:
+    if isinstance(part, nn.Module):
+        return unwrap(part).state_dict() if name == "model" else part.state_dict()
+    if isinstance(part, Mapping):
+        return part
+    if callable(getattr(part, "state_dict", None)):
+        return part.state_dict()
+    raise UsageError(f"save({name}={type(part).__name__}): expected something with state_dict(), or a state dict")
+
+
+def _load(name: str, part: Any, state: Mapping[str, Any], *, strict: bool) -> None:
+    """Load one part of a saved state into its object, with buffers and dtypes that `load_state_dict` leaves out."""
+    saved = state[name]
+    if name == "model" and isinstance(part, nn.Module):
+        root = unwrap(part)
+        root.load_state_dict(saved, strict=strict)
+        _load_buffers(root, state.get("buffers", {}))
+    elif name == "scaler" and not saved:
+        return  # it was disabled when it was saved
+    elif isinstance(part, Optimizer):
+        part.load_state_dict(saved)
+        _keep_dtypes(part, saved)
+    else:
+        part.load_state_dict(saved)
+
+
+def _load_buffers(root: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Non-persistent buffers where they fit: one of another shape is a table that grows while it is used."""
+    live = dict(root.named_buffers())
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            if name in live and live[name].shape == tensor.shape:
+                live[name].copy_(tensor)
+
+
+def _keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """`Optimizer.load_state_dict` rounds the state to the parameter's dtype: float32 moments of bfloat16 weights."""
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [n for group in saved["param_groups"] for n in group["params"]]
+    for number, parameter in zip(numbers, order, strict=True):
+        live = optimizer.state.get(parameter)
+        if not isinstance(live, dict):
+            continue
+        for key, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(live.get(key), Tensor) and live[key].dtype != value.dtype:
+                live[key] = value.to(device=live[key].device, copy=True)

@@ -12,28 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
 from torch import Tensor
 
-from nantrap._version import __version__
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.files import ByteSource, LocalSource
 from nantrap.checkpoints.audit.readers import safetensors
 from nantrap.checkpoints.audit.readers.nantrap_file import line_of
-from nantrap.checkpoints.store.gate import refuse_nonfinite
-from nantrap.checkpoints.store.parts import restore
 from nantrap.errors import FormatError, UsageError
-from nantrap.record.durable import put_in_place, written_beside
+from nantrap.record.durable import written_beside
 from nantrap.record.structure import Packer, unpack
 
 MARK: Final = "nantrap.checkpoint"
@@ -91,13 +86,6 @@ def write_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Writte
     about itself."""
     with written_beside(target) as file:
         return _write(file, json.dumps({"about": dict(about), "state": packed.sections}), packed.tensors)
-
-
-def save_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
-    """Write a single file atomically; an older one of that name is replaced."""
-    written = write_file(target, packed, about)
-    put_in_place(target)
-    return written
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -182,35 +170,3 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
     data: Any = flat.numpy()
     return memoryview(data)
-
-
-def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
-    """Write the state, only if it is finite; a file of that name is replaced atomically."""
-    target = Path(path)
-    if target.is_dir():
-        raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
-    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=tuple(allow))
-    packed = pack_state(state)
-    saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    about = {"step": step, "sequence": 0, "saved_at": saved_at, "nantrap": __version__}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(target, packed, about)
-    except OSError as error:
-        reason = f"not saved: {error.strerror or error}; the old file is unchanged"
-        raise OSError(error.errno, reason, str(target)) from error
-    return target
-
-
-def load_alone(
-    path: str | os.PathLike[str], parts: Mapping[str, Any], *, rng: bool = True, strict: bool = True
-) -> dict[str, Any]:
-    """Verify the file by its checksum and load it into the parts; the state as it was saved comes back as well."""
-    try:
-        state = read_file(Path(path))[1]
-    except FileNotFoundError:
-        raise UsageError(f"{os.fspath(path)} does not exist; give the path of a file that guard.save wrote") from None
-    except OSError as error:
-        raise FormatError(f"{os.fspath(path)}: it cannot be read: {error.strerror or error}") from error
-    restore(state, parts, rng=rng, strict=strict, where=os.fspath(path))
-    return state

@@ -138,8 +138,7 @@ class Recovery:
         pin: bool = False,
     ) -> Path | None:
         """Write everything to `path`, or into the store. With several ranks the first one writes."""
-        from nantrap.checkpoints.store.parts import capture
-        from nantrap.checkpoints.store.storefile import save_alone
+        from nantrap.checkpoints.store.store import capture, save_alone
 
         if path is None and self.store is None:
             raise UsageError("guard.save() without a path needs a store: Guard(store=nantrap.CheckpointStore(folder))")
@@ -165,7 +164,7 @@ class Recovery:
         elif isinstance(resume, int) or resume in ("last_good", "latest"):
             raise UsageError(f"guard.load({resume!r}) needs a store: Guard(store=nantrap.CheckpointStore(folder))")
         else:
-            from nantrap.checkpoints.store.storefile import load_alone
+            from nantrap.checkpoints.store.store import load_alone
 
             state = load_alone(resume, self.parts, rng=rng, strict=strict)
             position, extras = state.get("data_position"), state.get("extras") or {}
