@@ -15,19 +15,19 @@ def annotation(problem: Problem, *, title: str = "") -> str:
     """The workflow command of a problem. Its title is `title`, or the code and what that means."""
     properties = []
     if problem.place.file:
-        properties.append(f"file={command_property(problem.place.file)}")
+        properties.append(f"file={_property(problem.place.file)}")
         if problem.place.line:
             properties.append(f"line={problem.place.line}")
-    properties.append(f"title={command_property(title or f'{problem.code} {problem.title}')}")
+    properties.append(f"title={_property(title or f'{problem.code} {problem.title}')}")
     message = f"{problem.message}. Fix: {problem.fix}" if problem.fix else problem.message
-    return f"::{_COMMANDS[problem.severity]} {','.join(properties)}::{command_text(message)}"
+    return f"::{_COMMANDS[problem.severity]} {','.join(properties)}::{_text(message)}"
 
 
-def command_text(text: str) -> str:
+def _text(text: str) -> str:
     """The message of a workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def command_property(text: str) -> str:
+def _property(text: str) -> str:
     """The value of a property of a workflow command: `title=...`."""
-    return command_text(visible(text)).replace(":", "%3A").replace(",", "%2C")
+    return _text(visible(text)).replace(":", "%3A").replace(",", "%2C")

@@ -10,26 +10,41 @@ from nantrap.incident.wording import visible
 
 
 class JUnitCase(NamedTuple):
-    """One test case. `said` is the message of a failure or of a skip, or what a test that passed printed."""
+    """One test case.
+
+    Attributes:
+        group: the class that it belongs to, below `nantrap`.
+        name: what is tested.
+        outcome: how it went.
+        said: the message of a failure or of a skip, or what a test that passed printed.
+        body: more about a failure.
+        kind: the kind of a failure, if it has one.
+    """
 
     group: str
     name: str
     outcome: Literal["passed", "failed", "skipped"]
     said: str = ""
     body: str = ""
+    kind: str = ""
 
 
-def junit_document(name: str, cases: Sequence[JUnitCase]) -> str:
-    """A suite of test cases as an XML document."""
+def junit_document(name: str, cases: Sequence[JUnitCase], *, inside: str = "") -> str:
+    """A suite of test cases as an XML document; below an element `inside`, it does not count skipped tests."""
     suite = ElementTree.Element("testsuite", name=visible(name))
     for case in cases:
         _add(suite, case)
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(sum(case.outcome == "failed" for case in cases)))
-    suite.set("skipped", str(sum(case.outcome == "skipped" for case in cases)))
+    if not inside:
+        suite.set("skipped", str(sum(case.outcome == "skipped" for case in cases)))
     suite.set("errors", "0")
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    root = suite
+    if inside:
+        root = ElementTree.Element(inside)
+        root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def _add(suite: ElementTree.Element, case: JUnitCase) -> None:
@@ -39,7 +54,8 @@ def _add(suite: ElementTree.Element, case: JUnitCase) -> None:
     )
     said = visible(case.said)
     if case.outcome == "failed":
-        ElementTree.SubElement(element, "failure", message=said).text = visible(case.body)
+        kind = {"type": case.kind} if case.kind else {}
+        ElementTree.SubElement(element, "failure", {**kind, "message": said}).text = visible(case.body)
     elif case.outcome == "skipped":
         ElementTree.SubElement(element, "skipped", message=said)
     elif said:

@@ -16,7 +16,7 @@ def sarif_document(problems: Sequence[Problem], *, tool: str, rules: Sequence[Ma
     """The problems as a SARIF log.
 
     Args:
-        problems: what was found.
+        problems: what was found; `data["times"]`, where it is there, says how often.
         tool: the name of the tool that found them.
         rules: the rule of every code, each with its `id`.
     """
@@ -42,6 +42,8 @@ def _result(problem: Problem, index: Mapping[str, int]) -> dict[str, Any]:
         "level": problem.severity,
         "message": {"text": f"{message}. Fix: {visible(problem.fix)}" if problem.fix else message},
     }
+    if "times" in problem.data:
+        result["occurrenceCount"] = problem.data["times"]
     if problem.place.file:
         place: dict[str, Any] = {"artifactLocation": {"uri": _address(problem.place.file)}}
         if problem.place.line > 0:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from xml.etree import ElementTree
 
-from nantrap._version import __version__
 from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
 from nantrap.incident.wording import counted, visible, visible_lines
-from nantrap.problems.github import command_property, command_text
+from nantrap.problems import NOWHERE, Problem, ProblemPlace
+from nantrap.problems.github import annotation
+from nantrap.problems.junit import JUnitCase, junit_document
+from nantrap.problems.sarif import sarif_document
 from nantrap.report.diagnostics import headline, verified_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
 
 SCHEMA = "nantrap.report/1"
-_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing to fix, as a list of problems shows it."""
-
-    code: str
-    title: str
-    message: str
-    file: str | None
-    line: int | None
-    times: int
-    proven: bool
 
 
 def problems_of_incident(incident: Incident) -> tuple[Problem, ...]:
@@ -45,16 +31,14 @@ def problems_of_incident(incident: Incident) -> tuple[Problem, ...]:
     parts = [headline(incident)]
     if cause is not None and cause.fix is not None:
         parts.append(f"fix: {visible(cause.fix.text)}{verified_text(cause)}")
-    source = incident.source
     return (
         Problem(
             code,
-            visible(cause.title) if cause else BY_CODE["NT000"].title,
+            "error" if cause and cause.proven else "warning",
             "; ".join(parts) + f" (step {incident.step:,}, rank {incident.rank})",
-            source.file if source else None,
-            source.line if source else None,
-            1,
-            bool(cause and cause.proven),
+            data={"times": 1},
+            place=_place(incident),
+            title=visible(cause.title) if cause else BY_CODE["NT000"].title,
         ),
     )
 
@@ -64,8 +48,6 @@ def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) ->
     by_folder = dict(incidents)
     problems = []
     for group in view.groups:
-        incident = by_folder.get(group.folder)
-        source = incident.source if incident is not None else None
         how = "" if group.verdict.tone == "ok" else f" ({group.verdict.word})"
         times = f"{counted(len(group.steps), 'time')}, steps {group.span}"
         message = f"{visible(group.title)}{how}: {times}, {visible(group.place)}"
@@ -74,12 +56,11 @@ def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) ->
         problems.append(
             Problem(
                 group.code,
-                visible(group.title),
+                "error" if group.verdict.tone == "ok" else "warning",
                 message,
-                source.file if source else None,
-                source.line if source else None,
-                len(group.steps),
-                group.verdict.tone == "ok",
+                data={"times": len(group.steps)},
+                place=_place(by_folder.get(group.folder)),
+                title=visible(group.title),
             )
         )
     return tuple(problems)
@@ -199,45 +180,26 @@ def run_markdown(view: RunView) -> str:
 
 def junit(name: str, problems: Sequence[Problem], *, stages: Sequence[tuple[str, str, bool]] = ()) -> str:
     """A JUnit file: a failing test for each problem, one that passes where there is none, and one for each stage."""
-    suite = ElementTree.Element("testsuite", name=f"nantrap {visible(name)}")
-    for problem in problems:
-        case = _case(suite, f"{problem.code} {problem.title}", name)
-        failure = ElementTree.SubElement(case, "failure", type=problem.code, message=visible(problem.message))
-        failure.text = visible(problem.message)
+    cases = [
+        JUnitCase(name, f"{problem.code} {problem.title}", "failed", problem.message, problem.message, problem.code)
+        for problem in problems
+    ]
     for title, found, passed in stages:
-        case = _case(suite, title, name)
-        if not passed:
-            ElementTree.SubElement(case, "failure", type="stage", message=visible(found))
-    if not len(suite):
-        _case(suite, "every step was finite", name)
-    failed = sum(1 for case in suite if len(case))
-    suite.set("tests", str(len(suite)))
-    suite.set("failures", str(failed))
-    suite.set("errors", "0")
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+        cases.append(
+            JUnitCase(name, title, "passed") if passed else JUnitCase(name, title, "failed", found, "", "stage")
+        )
+    return junit_document(
+        f"nantrap {name}", cases or [JUnitCase(name, "every step was finite", "passed")], inside="testsuites"
+    )
 
 
 def github(problems: Sequence[Problem]) -> str:
     """Workflow commands: GitHub shows each problem at its line in the pull request."""
-    lines = []
-    for problem in problems:
-        place = []
-        if problem.file is not None:
-            place.append(f"file={_property(relative(problem.file))}")
-            if problem.line is not None:
-                place.append(f"line={problem.line}")
-        place.append(f"title={_property(f'{problem.code} {problem.title}')}")
-        kind = "error" if problem.proven else "warning"
-        lines.append(f"::{kind} {','.join(place)}::{command_text(problem.message)}")
-    return "\n".join(lines) + ("\n" if lines else "")
+    return "".join(f"{annotation(problem)}\n" for problem in problems)
 
 
 def sarif(problems: Sequence[Problem]) -> str:
     """SARIF 2.1.0, for code scanning."""
-    codes = sorted({problem.code for problem in problems})
     rules = [
         {
             "id": code,
@@ -245,54 +207,19 @@ def sarif(problems: Sequence[Problem]) -> str:
             "shortDescription": {"text": BY_CODE[code].title if code in BY_CODE else code},
             "help": {"text": f"nantrap explain {code}"},
         }
-        for code in codes
+        for code in sorted({problem.code for problem in problems})
     ]
-    document = {
-        "$schema": _SARIF,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": {"name": "nantrap", "version": __version__, "rules": rules}},
-                "results": [_sarif_result(problem, codes) for problem in problems],
-            }
-        ],
-    }
-    return _dumped(document)
+    return _dumped(sarif_document(problems, tool="nantrap", rules=rules))
 
 
-def relative(file: str) -> str:
-    """A path relative to the current folder if it is below it, with forward slashes."""
-    try:
-        below = Path(os.path.abspath(file)).relative_to(Path.cwd())
-    except ValueError:
-        return Path(file).as_posix()
-    return below.as_posix()
-
-
-def _sarif_result(problem: Problem, codes: Sequence[str]) -> dict[str, Any]:
-    """One problem as SARIF has it. A path inside the working folder is relative, so that a code host finds the file."""
-    result: dict[str, Any] = {
-        "ruleId": problem.code,
-        "ruleIndex": codes.index(problem.code),
-        "level": "error" if problem.proven else "warning",
-        "message": {"text": problem.message},
-        "occurrenceCount": problem.times,
-    }
-    if problem.file is not None:
-        address = quote(relative(problem.file))
-        place: dict[str, Any] = {"artifactLocation": {"uri": f"file://{address}" if address[:1] == "/" else address}}
-        if problem.line is not None and problem.line > 0:
-            place["region"] = {"startLine": problem.line}
-        result["locations"] = [{"physicalLocation": place}]
-    return result
-
-
-def _case(suite: ElementTree.Element, title: str, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname=f"nantrap.{visible(name)}", name=visible(title))
-
-
-def _property(text: str) -> str:
-    return command_property(visible(text))
+def _place(incident: Incident | None) -> ProblemPlace:
+    """The source line of an incident; a path below the current folder is relative, so that a code host finds it."""
+    if incident is None or incident.source is None:
+        return NOWHERE
+    file = incident.source.file
+    with contextlib.suppress(ValueError):  # the file is somewhere else
+        file = str(Path(os.path.abspath(file)).relative_to(Path.cwd()))
+    return ProblemPlace(Path(file).as_posix(), incident.source.line)
 
 
 def _dumped(document: Any) -> str:

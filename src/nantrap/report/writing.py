@@ -12,6 +12,7 @@ from pathlib import Path
 from nantrap.errors import FormatError, UsageError
 from nantrap.health import read_expectations
 from nantrap.incident import Incident
+from nantrap.problems import Problem
 from nantrap.record import Run, open_run, write_atomically
 from nantrap.report import formats
 from nantrap.report.pages import incident_page, run_page
@@ -168,7 +169,7 @@ def _run_report(run: Run, view: RunView, kind: str, *, links: bool) -> str:
     return _problems(view.name, formats.problems_of_run(view, _run_incidents(run)), kind, view.stages)
 
 
-def _problems(name: str, problems: Sequence[formats.Problem], kind: str, stages: Sequence[CheckRow]) -> str:
+def _problems(name: str, problems: Sequence[Problem], kind: str, stages: Sequence[CheckRow]) -> str:
     if kind == "junit":
         checks = [(f"{stage.stage}: {stage.check}", stage.found, stage.verdict.tone != "bad") for stage in stages]
         return formats.junit(name, problems, stages=checks)
