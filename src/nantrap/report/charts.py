@@ -224,11 +224,10 @@ def chart(
     now: str = "",
     ident: str = "",
     lifted: bool = False,
-    values: Sequence[float] | None = None,
 ) -> Markup:
     """The frame of a chart: axes, labels, title. `inner` is stretched; `over` and `caption` are markup."""
     height = scale.height
-    ticks = scale.ticks(6 if height > 150 else 4 if height > 70 else 3) if values is None else list(values)
+    ticks = scale.ticks(6 if height > 150 else 4 if height > 70 else 3)
     if scale.floor:
         ticks = [t for t in ticks if scale(t) < scale.bottom - 8]
     across = span.ticks()
@@ -324,12 +323,13 @@ def swatch(kind: str, name: str) -> Markup:
     ).format(kind, visible(name))
 
 
-def spark(values: Sequence[float], *, width: int = 120, height: int = 22) -> Markup:
+def spark(values: Sequence[float]) -> Markup:
     """A small curve without axes: logarithmic where it can be, with a tick for each value that is not finite."""
     good = [v for v in values if math.isfinite(v)]
     if not good:
         return Markup("")
     low, high = min(good), max(good)
+    width, height = 120, 22
     scale = Scale(low / 1.03, high * 1.03, height, logarithmic=True) if low > 0 else Scale(low, high + 1e-12, height)
     size = width / max(1, len(values))
     line, ticks, pen = "", "", False

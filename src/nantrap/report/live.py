@@ -186,7 +186,7 @@ def incident_texts(run: Run, *, width: int | None, color: bool = False) -> list[
     return texts + [f"line {note.line:,}, step {note.step:,}: {visible(note.text)}" for note in run.notes]
 
 
-def new_lines(run: Run, *, since: int, color: bool = False) -> Iterator[str]:
+def new_lines(run: Run, *, since: int) -> Iterator[str]:
     """What happened from row `since` on, for a pipe: the last step, and every step that was not applied."""
     series = run.main
     for event in series.events(limit=100):

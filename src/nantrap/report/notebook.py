@@ -44,12 +44,12 @@ def run_html(run: Run) -> str:
     return framed(run_page(view_run(run), links=False))
 
 
-def framed(page: str, *, height: int = 640) -> str:
+def framed(page: str) -> str:
     """A page inside of another one. The empty sandbox lets it run and open nothing."""
     return str(
         Markup(
-            '<iframe title="nantrap report" sandbox="" srcdoc="{}" width="100%" height="{}" frameborder="0"></iframe>'
-        ).format(page, height)
+            '<iframe title="nantrap report" sandbox="" srcdoc="{}" width="100%" height="640" frameborder="0"></iframe>'
+        ).format(page)
     )
 
 

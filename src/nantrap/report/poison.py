@@ -32,7 +32,7 @@ def path_of_poison(incident: Incident) -> tuple[Stop, ...]:
     """The stops of one incident, in the order in which the step ran."""
     origin = _origin(incident)
     loss = _loss(incident)
-    gradients = _tensors(incident, "gradient")
+    gradients = _gradients(incident)
     frames = [frame for frame in incident.frames if not frame.origin]
     before = [_frame(frame) for frame in frames[-_HEALTHY_SHOWN:]]
     after = _carried(incident)
@@ -167,16 +167,16 @@ def _loss(incident: Incident) -> list[Stop]:
     return [Stop("bad", "loss", where, value(incident.loss), 1.0)]
 
 
-def _tensors(incident: Incident, kind: str) -> list[Stop]:
-    """All bad gradients, or parameters, as one stop: how many tensors, and how much of them."""
-    found = [finding for finding in incident.findings if finding.kind == kind and finding.stats is not None]
+def _gradients(incident: Incident) -> list[Stop]:
+    """All bad gradients as one stop: how many tensors, and how much of them."""
+    found = [finding for finding in incident.findings if finding.kind == "gradient" and finding.stats is not None]
     if not found:
         return []
     bad = sum(finding.stats.nonfinite for finding in found if finding.stats)
     whole = sum(finding.stats.numel for finding in found if finding.stats)
     first = f"first {found[0].name}"
     text = f"{bad:,} of {whole:,} values not finite ({percent(bad, whole)})"
-    return [Stop("bad", f"{counted(len(found), kind)} with bad values", first, text, bad / max(1, whole))]
+    return [Stop("bad", f"{counted(len(found), 'gradient')} with bad values", first, text, bad / max(1, whole))]
 
 
 def _end(incident: Incident) -> list[Stop]:

@@ -241,11 +241,11 @@ class Index:
 
     # ---- counts and curves, gathered in the background
 
-    def scan(self, *, most_bytes: int = 4 * 1024 * 1024) -> bool:
+    def scan(self) -> bool:
         """Read a slice of each journal that has more than was read; False when nothing is left."""
         more = False
         for ident in list(self._places):
-            more = self.scan_run(ident, most_bytes=most_bytes) or more
+            more = self.scan_run(ident) or more
         return more
 
     def scan_run(self, ident: str, *, most_bytes: int = 4 * 1024 * 1024) -> bool:
