@@ -230,17 +230,13 @@ def chart(
     ticks = scale.ticks(6 if height > 150 else 4 if height > 70 else 3)
     if scale.floor:
         ticks = [t for t in ticks if scale(t) < scale.bottom - 8]
-    across = span.ticks()
     grid = "".join(f'<path class="grid" d="M0 {scale(t):.1f}H{_WIDTH}"/>' for t in ticks)
-    grid += "".join(f'<path class="grid" d="M{place * 10:.1f} 0V{height:.0f}"/>' for place, _, _ in across)
+    grid += "".join(f'<path class="grid" d="M{place * 10:.1f} 0V{height:.0f}"/>' for place, _, _ in span.ticks())
     labels = "".join(f'<text x="-7" y="{scale(t) + 4:.1f}" text-anchor="end">{tick_text(t)}</text>' for t in ticks)
     if scale.floor:
         labels += f'<text x="-7" y="{height - 1:.0f}" text-anchor="end">≤ 0</text>'
         labels += f'<line class="axis" x1="0" x2="100%" y1="{scale.bottom + 3:.0f}" y2="{scale.bottom + 3:.0f}"/>'
-    for place, text, hidden in across:
-        anchor = "start" if place < 2 else "end" if place > 98 else "middle"
-        klass = ' class="wide"' if hidden else ""
-        labels += f'<text x="{place:.2f}%" y="{height + 14:.0f}" text-anchor="{anchor}"{klass}>{text}</text>'
+    labels += str(step_labels(span, height))
     identity = f' id="{escape(ident)}"' if ident else ""
     return Markup(
         f"<figure{identity}><figcaption><b>{escape(visible(title))}</b>{caption}"
@@ -251,6 +247,16 @@ def chart(
         f'{grid}{inner}</svg><line class="axis" x1="0" x2="100%" y1="{height:.0f}" y2="{height:.0f}"/>'
         f"{labels}{over}</svg></div></figure>"
     )
+
+
+def step_labels(span: Range, height: float) -> Markup:
+    """The numbers of the steps below a picture of this height."""
+    labels = ""
+    for place, text, hidden in span.ticks():
+        anchor = "start" if place < 2 else "end" if place > 98 else "middle"
+        klass = ' class="wide"' if hidden else ""
+        labels += f'<text x="{place:.2f}%" y="{height + 14:.0f}" text-anchor="{anchor}"{klass}>{text}</text>'
+    return Markup(labels)  # numbers only
 
 
 def note(text: str) -> Markup:

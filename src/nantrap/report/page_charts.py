@@ -27,6 +27,7 @@ from nantrap.report.charts import (
     numbered,
     rug,
     scale_for,
+    step_labels,
     swatch,
 )
 from nantrap.report.journals import JournalRow
@@ -112,10 +113,7 @@ def _events(view: RunView, span: Range) -> Markup:
     if view.rollbacks or view.stop_step is not None or view.spikes:
         labels += f'<text x="-7" y="{y + 14}" text-anchor="end">other</text>' + str(_others(view, span, y))
         y += 21
-    for place, text, hidden in span.ticks():
-        anchor = "start" if place < 2 else "end" if place > 98 else "middle"
-        klass = ' class="wide"' if hidden else ""
-        labels += f'<text x="{place:.2f}%" y="{y + 14}" text-anchor="{anchor}"{klass}>{text}</text>'
+    labels += str(step_labels(span, y))
     described = "; ".join(f"{g.code} {counted(len(g.steps), 'time')}, steps {g.span}" for g in groups)
     return Markup(
         "<figure><figcaption><b>Events</b><span>one lane for each cause, one tick for each of its steps</span>"
