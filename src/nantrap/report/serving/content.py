@@ -135,13 +135,13 @@ def raw_columns(rows: list[JournalRow], first: int, last: int) -> dict[str, Any]
 
 def lines_of(log: ForeignLog | None) -> list[dict[str, Any]]:
     """What a text log says of NaN and errors, the last line first."""
-    found = reversed(log.notes if log is not None else [])
+    found = reversed(log.run.notes[-40:] if log is not None else ())
     return [
         {
-            "step": step, "tone": "warn", "sign": "▲", "code": f"line {line:,}", "did": "", "text": visible(text),
-            "folder": "",
+            "step": note.step, "tone": "warn", "sign": "▲", "code": f"line {note.line:,}", "did": "",
+            "text": visible(note.text), "folder": "",
         }
-        for step, line, text in found
+        for note in found
     ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 class ForeignLog:
-    """An opened log. Holds its columns; several requests may ask for it at once.
+    """An opened log. Holds the run that it describes, and a lock: several requests may ask for it at once.
 
     Args:
         path: the log.
@@ -39,37 +39,22 @@ class ForeignLog:
 
     def __init__(self, path: Path, *, last_bytes: int = LARGEST) -> None:
         self._lock = threading.Lock()
-        self._run = open_run(path, last_bytes=last_bytes)
-
-    @property
-    def kind(self) -> str:
-        """`text`, `jsonl`, `csv`, `json` or `tensorboard`."""
-        return self._run.kind
+        self.run = open_run(path, last_bytes=last_bytes)
 
     @property
     def is_training(self) -> bool:
         """Whether it has a loss. A file of data or of words has none, and is no run."""
-        return self._run.main.get("loss") is not None
+        return self.run.main.get("loss") is not None
 
     def refresh(self) -> None:
         """Read what was appended."""
         with self._lock:
-            self._run.refresh()
-
-    @property
-    def total(self) -> int | None:
-        """Steps of the whole run, where the log shows it."""
-        return self._run.total_steps
-
-    @property
-    def done(self) -> bool:
-        """Whether the log says that all steps were made."""
-        return self._run.is_over
+            self.run.refresh()
 
     @property
     def seconds_between_lines(self) -> float:
         """How long it usually takes from one line to the next; 0 if the log has no times."""
-        main = self._run.main
+        main = self.run.main
         times = main.get("wall_time")
         if times is not None and len(times) > 2:
             return max(0.0, float(np.median(np.diff(times.value[-200:]))))
@@ -83,7 +68,7 @@ class ForeignLog:
     @property
     def best(self) -> float | None:
         """The smallest middle loss of a stretch; `None` without enough of it."""
-        loss = self._run.main.get("loss")
+        loss = self.run.main.get("loss")
         values = np.empty(0) if loss is None else loss.value[np.isfinite(loss.value)]
         blocks = [float(np.median(values[i : i + _BLOCK])) for i in range(0, len(values) - _BLOCK + 1, _BLOCK)]
         return min(blocks, default=None)
@@ -91,9 +76,9 @@ class ForeignLog:
     def rows(self, *, most: int = 2000, after: int | None = None) -> list[JournalRow]:
         """The last steps, or those after a step."""
         with self._lock:
-            steps = self._run.main.step
+            steps = self.run.main.step
             start = max(0, len(steps) - 8 * most)  # TensorBoard has a line for each value
-            found = list(_rows(self._run, start, len(steps)))
+            found = list(_rows(self.run, start, len(steps)))
         if after is not None:
             found = [row for row in found if row.step > after]
         return found[-most:]
@@ -101,17 +86,17 @@ class ForeignLog:
     def window(self, first: int, last: int) -> list[JournalRow]:
         """The steps from `first` to `last`."""
         with self._lock:
-            inside = np.flatnonzero((self._run.main.step >= first) & (self._run.main.step <= last))
+            inside = np.flatnonzero((self.run.main.step >= first) & (self.run.main.step <= last))
             if not len(inside):
                 return []
-            return [row for row in _rows(self._run, int(inside[0]), int(inside[-1]) + 1) if first <= row.step <= last]
+            return [row for row in _rows(self.run, int(inside[0]), int(inside[-1]) + 1) if first <= row.step <= last]
 
     def curves(self, first: int, last: int, *, points: int = 600) -> dict[str, Any]:
         """Every curve in at most `points` columns: smallest, middle and largest value of each."""
         found: dict[str, list[list[Any]]] = {}
         width = 1.0
         with self._lock:
-            for name, column in _shown(self._run):
+            for name, column in _shown(self.run):
                 made = envelope(column.step, column.value, first=first, last=last, most=points)
                 width = made.width
                 starts = made.left.astype(np.int64).tolist()
@@ -124,11 +109,6 @@ class ForeignLog:
                     if made.finite[i] or made.nonfinite[i]
                 ]  # fmt: skip
         return {"first": first, "last": last, "width": width, "columns": found, "marks": [], "read": 1.0}
-
-    @property
-    def notes(self) -> list[tuple[int, int, str]]:
-        """The last lines of a text log that mention NaN or an error: step, line and text."""
-        return [(note.step, note.line, note.text) for note in self._run.notes[-40:]]
 
 
 def _shown(run: Run) -> Iterator[tuple[str, Column]]:

@@ -312,12 +312,12 @@ def summary_of_log(ident: str, path: Path, root: Path, *, modified: float) -> Su
         actions=["apply"] * len(losses),
         milliseconds=1000 * log.seconds_between_lines,
         steps=rows[-1].step if rows else 0,
-        total=log.total,
-        ended=log.done,
+        total=log.run.total_steps,
+        ended=log.run.is_over,
         best=log.best,
         foreign=True,
     )
-    return replace(_summary(ident, path, root, rows, judged, modified), kind=log.kind)
+    return replace(_summary(ident, path, root, rows, judged, modified), kind=log.run.kind)
 
 
 def _summary(
