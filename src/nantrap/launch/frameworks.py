@@ -15,7 +15,7 @@ import torch
 
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.registry import OptimizerRegistry
-from nantrap.locate.twoline.caller import Entry, note_entry
+from nantrap.locate.twoline.caller import FrameworkCall, note_entry
 
 _LIGHTNING = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
 _LIGHTNING_MODULE = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
@@ -61,7 +61,7 @@ def _training_step(original: Any, strategy: Any, *args: Any, **kwargs: Any) -> A
     """Lightning calls `training_step(batch, batch_idx)` of the user's module."""
     module = strategy.lightning_module
     if args and module is not None and module.automatic_optimization:
-        note_entry(Entry(module.training_step, args[0], after=args[1:], named=kwargs))
+        note_entry(FrameworkCall(module.training_step, args[0], after=args[1:], named=kwargs))
     return original(strategy, *args, **kwargs)
 
 
@@ -69,5 +69,5 @@ def _compute_loss(original: Any, trainer: Any, model: Any, inputs: Any, *args: A
     """transformers calls `compute_loss(model, inputs)`, which may take labels out of the inputs."""
     if isinstance(inputs, Mapping):
         named = dict(zip(("num_items_in_batch",), args, strict=False)) | kwargs
-        note_entry(Entry(trainer.compute_loss, dict(inputs), before=(model,), named=named))
+        note_entry(FrameworkCall(trainer.compute_loss, dict(inputs), before=(model,), named=named))
     return original(trainer, model, inputs, *args, **kwargs)

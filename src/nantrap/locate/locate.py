@@ -28,7 +28,7 @@ from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, judge_tape
 from nantrap.locate.trace.tape import Tape
-from nantrap.locate.twoline.autopsy import Evidence
+from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.locate.twoline.rerun import compute_again
 from nantrap.locate.twoline.without_function import locate_without_function
 
@@ -91,7 +91,7 @@ def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
         return found or (failed, locate_without_function(failed))
     if _is_used_up(failed.batch):
         note = "the batch is an iterator and used up, so the step cannot be run again; pass what it yields instead"
-        if isinstance(failed.evidence, Evidence):
+        if isinstance(failed.evidence, GraphEvidence):
             return failed, evidence_location(failed.evidence, failed).noting(note)
         return failed, Location(phase=failed.symptom, notes=(note,))
     clear_probes()
@@ -112,7 +112,7 @@ def _from_replay(failed: Failure, replay: Replay, seconds: float) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
     changed = _changed_in_place(failed)
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
-    if replay.origin is None and isinstance(failed.evidence, Evidence):
+    if replay.origin is None and isinstance(failed.evidence, GraphEvidence):
         shown = evidence_location(failed.evidence, failed, replay=replay)
         location = replace(
             shown, exact=location.exact, sinks=location.sinks, notes=(*location.notes, *shown.notes)

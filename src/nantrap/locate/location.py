@@ -17,7 +17,7 @@ from nantrap.locate.replay.replay import compiled_code_ran
 from nantrap.locate.replay.samples import Samples
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
 from nantrap.locate.trace.origin import Replay
-from nantrap.locate.twoline.autopsy import Evidence
+from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.locate.twoline.caller import batch_of_caller, find_in_batch, name_in_program
 
 _FRAMES = 10
@@ -155,7 +155,7 @@ def captured_bytes(trace: Trace) -> int:
     return sum(seen.values())
 
 
-def evidence_location(evidence: Evidence, failed: Failure, *, replay: Replay | None = None) -> Location:
+def evidence_location(evidence: GraphEvidence, failed: Failure, *, replay: Replay | None = None) -> Location:
     """What the live graph showed. Modules and lines come from a finite replay of the same step, node by node."""
     op = evidence.op
     location = Location(
@@ -189,7 +189,9 @@ def _reader_of(name: str, root: nn.Module) -> str:
     return f"{owner}.0" if isinstance(holder, ParametrizationList) and len(holder) == 1 else owner
 
 
-def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, str], *, repeatable: bool) -> Location:
+def _outside_the_graph(
+    location: Location, evidence: GraphEvidence, names: dict[int, str], *, repeatable: bool
+) -> Location:
     """A bad tensor that entered without gradient: a parameter, a part of the batch, or something made from it."""
     external = evidence.external
     assert external is not None

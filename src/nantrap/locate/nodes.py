@@ -154,7 +154,7 @@ def result_shape(node: Any, output: int = 0) -> tuple[tuple[int, ...], torch.dty
     return tuple(int(size) for size in metadata.shape), metadata.dtype, metadata.device
 
 
-class Call(NamedTuple):
+class NodeCall(NamedTuple):
     """An operation with its arguments by name, ready to run. `assumed`: operands that were not saved, assumed to be
     finite."""
 
@@ -204,7 +204,7 @@ def _not_differentiable(name: str) -> bool:
     return name in ("condition", "mask", "index", "indices", "running_mean", "running_var", "targets")
 
 
-def call_of(node: Any, saved: Mapping[str, Any], operands: Mapping[str, Any]) -> Call | None:
+def call_of(node: Any, saved: Mapping[str, Any], operands: Mapping[str, Any]) -> NodeCall | None:
     """The operation behind a node, with what it saved and what is known of its operands; `None` if that is not enough.
 
     Args:
@@ -221,11 +221,11 @@ def call_of(node: Any, saved: Mapping[str, Any], operands: Mapping[str, Any]) ->
             return None
         shape, dtype, _ = result_shape(node)
         if name == "_to_copy":
-            return Call(name, to_copy, {"self": value, "dtype": dtype})
+            return NodeCall(name, to_copy, {"self": value, "dtype": dtype})
         run = torch.ops.aten.expand.default if name == "expand" else torch.ops.aten.reshape.default
-        return Call(name, run, {"self": value, ("size" if name == "expand" else "shape"): list(shape)})
+        return NodeCall(name, run, {"self": value, ("size" if name == "expand" else "shape"): list(shape)})
     values = {**saved_numbers(node), **operands, **saved}
-    best: Call | None = None
+    best: NodeCall | None = None
     for overload in _overloads(name):
         call = _fill(name, overload, values)
         if call is not None and (best is None or _matches(call, values) > _matches(best, values)):
@@ -233,11 +233,11 @@ def call_of(node: Any, saved: Mapping[str, Any], operands: Mapping[str, Any]) ->
     return best
 
 
-def _matches(call: Call, values: Mapping[str, Any]) -> int:
+def _matches(call: NodeCall, values: Mapping[str, Any]) -> int:
     return len(call.arguments.keys() & values.keys()) - 10 * len(call.assumed)
 
 
-def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> Call | None:
+def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> NodeCall | None:
     """The call of an operation with these values; `None` if a required argument is missing and may not be assumed."""
     arguments: dict[str, Any] = {}
     assumed: list[str] = []
@@ -257,7 +257,7 @@ def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> Call | None:
                 return None
             arguments[argument.name] = like.new_zeros(()) if argument.is_tensor else 0
             assumed.append(argument.name)
-    return Call(name, overload, arguments, tuple(assumed))
+    return NodeCall(name, overload, arguments, tuple(assumed))
 
 
 def _is_tensors(value: Any) -> bool:

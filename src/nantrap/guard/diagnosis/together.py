@@ -51,7 +51,7 @@ from nantrap.locate.replay.together import (
     replay_together,
     resharded,
 )
-from nantrap.locate.twoline.autopsy import Evidence as GraphEvidence
+from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.record.bundle import place_of_bundle
 from nantrap.report.diagnostics import what
 

@@ -25,7 +25,7 @@ from nantrap.locate.nodes import tensor_names
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.source import Place, place_of
 from nantrap.locate.torch_private import carry_hooks, has_hooks, hook_adder, raw_tensor, sequence_of
-from nantrap.locate.twoline.caller import Entry
+from nantrap.locate.twoline.caller import FrameworkCall
 from nantrap.locate.twoline.outer import Factor
 
 _COTANGENT_BYTES = 64 * 2**20
@@ -119,7 +119,7 @@ class RootCall:
     nodes: set[Any] = field(default_factory=set)
     before: Sequence[list[Tensor]] = ()
     factors: tuple[Factor, ...] = ()
-    entry: Entry | None = None
+    entry: FrameworkCall | None = None
 
     @property
     def place(self) -> Place | None:

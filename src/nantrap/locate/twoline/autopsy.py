@@ -25,8 +25,8 @@ from torch import Tensor
 from nantrap.finite import dtype_name, readable
 from nantrap.locate.nodes import (
     ACCUMULATE,
-    Call,
     Edge,
+    NodeCall,
     call_of,
     edges,
     operand_names,
@@ -63,7 +63,7 @@ _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GraphEvidence:
     """What the live graph of a bad loss showed.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Input:
     value: Tensor | None
 
 
-def examine(loss: Tensor, call: RootCall | None) -> Evidence | None:
+def examine(loss: Tensor, call: RootCall | None) -> GraphEvidence | None:
     """Find the guilty node of a non-finite loss. Never raises: without evidence there is none."""
     if loss.grad_fn is None:
         return None
@@ -185,7 +185,7 @@ class _Autopsy:
             self.assumed.add((node, output))
         return _result(call, output)
 
-    def call(self, node: Any, depth: int = 0) -> Call | None:
+    def call(self, node: Any, depth: int = 0) -> NodeCall | None:
         """The forward call of a node, rebuilt from what the graph saved; `None` if an operand is missing."""
         operands: dict[str, Any] = {}
         names = operand_names(node)
@@ -222,10 +222,10 @@ class _Autopsy:
 
     # ---- judgement
 
-    def verdict(self, begin: Edge | None = None, *, follow_erased: bool = True) -> Evidence | None:
+    def verdict(self, begin: Edge | None = None, *, follow_erased: bool = True) -> GraphEvidence | None:
         """The guilty node behind an edge that carries bad values: that of the loss, unless another one is given."""
-        origins: list[Evidence] = []
-        hidden: list[Evidence] = []
+        origins: list[GraphEvidence] = []
+        hidden: list[GraphEvidence] = []
         seen: set[Any] = set()
         stack: list[tuple[Any, int]] = [(self.root, 0) if begin is None else (begin.node, begin.output)]
         while stack:
@@ -265,7 +265,7 @@ class _Autopsy:
             model_last_sequence=max((sequence_of(node) for node in self.boundary), default=0),
         )
 
-    def _erased_behind(self, chosen: Evidence) -> Edge | None:
+    def _erased_behind(self, chosen: GraphEvidence) -> Edge | None:
         """The edge whose Inf arithmetic erased (x / inf = 0) before the guilty node failed at the same places."""
         assert chosen.capture is not None
         bad = ~chosen.capture.outputs[0].isfinite()
@@ -291,7 +291,7 @@ class _Autopsy:
                 args, kwargs = call.as_traced()
                 yield Capture(self._op(node, name), call.run, args, kwargs, ())
 
-    def _judge(self, node: Any, value: Tensor | None, inputs: list[_Input]) -> Evidence | None:
+    def _judge(self, node: Any, value: Tensor | None, inputs: list[_Input]) -> GraphEvidence | None:
         """The evidence if this node made bad values of good inputs, or was given bad data; `None` if it did neither."""
         if value is None:
             return None
@@ -335,7 +335,7 @@ class _Autopsy:
         inside = node in self.inside
         return Op(0, f"aten.{name}", "forward", "" if inside else OUTSIDE, 0, node.name(), sequence_of(node), None)
 
-    def _evidence_against(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
+    def _evidence_against(self, node: Any, name: str, made: Any, value: Tensor) -> GraphEvidence:
         """The evidence against a node: its operation, and its operands as far as the graph saved them."""
         nan, inf, _ = extremes(value)
         op = self._op(node, name)._replace(
@@ -353,19 +353,21 @@ class _Autopsy:
             capture = Capture(op, call.run, args, kwargs, (value,), call.assumed)
             if call.assumed:
                 notes = (f"{' and '.join(call.assumed)} of {op.name} is not known: it needs no gradient",)
-        return Evidence(op, capture, inside=node in self.inside, parameters=tuple(self._parameters(node)), notes=notes)
+        return GraphEvidence(
+            op, capture, inside=node in self.inside, parameters=tuple(self._parameters(node)), notes=notes
+        )
 
-    def _data(self, node: Any, name: str, value: Tensor | None) -> Evidence:
+    def _data(self, node: Any, name: str, value: Tensor | None) -> GraphEvidence:
         """A tensor outside the graph is bad: it came with the batch, or was made from it without autograd."""
         op = self._op(node, operation_name(node.name()) or node.name())
         external = External("batch", name, torch.full((), math.nan) if value is None else value)
-        return Evidence(op, None, external, inside=node in self.inside, seen=value is not None)
+        return GraphEvidence(op, None, external, inside=node in self.inside, seen=value is not None)
 
-    def _state(self, node: Any) -> Evidence:
+    def _state(self, node: Any) -> GraphEvidence:
         """A parameter was bad before the step; its name is known only where the model is."""
         reader, _ = self.consumers[node, 0][0]
         op = Op(0, f"aten.{operation_name(reader.name()) or reader.name()}", "state", "", 0, None, -1, None)
-        return Evidence(op, None, External("parameter", "", node.variable), inside=node in self.inside)
+        return GraphEvidence(op, None, External("parameter", "", node.variable), inside=node in self.inside)
 
     def _parameters(self, node: Any) -> Iterator[Tensor]:
         """Parameters an operation reads directly or through a view, an expansion or a cast."""
@@ -381,7 +383,7 @@ class _Autopsy:
                 yield source.variable
 
 
-def _result(call: Call, output: int) -> Tensor | None:
+def _result(call: NodeCall, output: int) -> Tensor | None:
     """One output of a call that is made again; `None` if it is too large to try, or fails."""
     if any(isinstance(value, Tensor) and value.numel() > _LARGEST for value in call.arguments.values()):
         return None
@@ -404,12 +406,12 @@ def _numbers(values: dict[str, Any]) -> Iterator[float]:
             yield value
 
 
-def _was_given_masks(softmax: Evidence) -> bool:
+def _was_given_masks(softmax: GraphEvidence) -> bool:
     """Whether its scores hold no +Inf: -log(0), as in Gumbel noise, masks nothing."""
     return softmax.capture is None or all(only_minus_inf(t) for t in softmax.capture.inputs()[:1])
 
 
-def _past_masks(origins: list[Evidence]) -> Evidence:
+def _past_masks(origins: list[GraphEvidence]) -> GraphEvidence:
     """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
     first = origins[0]
     short = first.op.name.removeprefix("aten.")

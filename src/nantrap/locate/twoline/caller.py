@@ -266,7 +266,7 @@ def _as_tensor(value: Any) -> Tensor | None:
     return None
 
 
-class Entry(NamedTuple):
+class FrameworkCall(NamedTuple):
     """A call: `function(*before, batch, *after, **named)`. The loss is its result, or `"loss"` in its result."""
 
     function: Callable[..., Any]
@@ -282,15 +282,15 @@ class Entry(NamedTuple):
         return inner.__code__ if isinstance(inner, FunctionType) else None
 
 
-_last: list[Entry] = []
+_last: list[FrameworkCall] = []
 
 
-def note_entry(entry: Entry) -> None:
+def note_entry(entry: FrameworkCall) -> None:
     """A framework is about to compute a loss."""
     _last[:] = [entry]
 
 
-def last_entry() -> Entry | None:
+def last_entry() -> FrameworkCall | None:
     """The last call that was noted."""
     return _last[0] if _last else None
 

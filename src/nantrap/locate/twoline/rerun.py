@@ -27,7 +27,15 @@ from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import autocast_like, eagerly
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.twoline.caller import Entry, Frame, last_entry, names_in, names_of_loop, near_callers, taken_by_loop
+from nantrap.locate.twoline.caller import (
+    Frame,
+    FrameworkCall,
+    last_entry,
+    names_in,
+    names_of_loop,
+    near_callers,
+    taken_by_loop,
+)
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.outer import applied_after, ends_of
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
@@ -269,7 +277,7 @@ class _Slice:
         return cls(compiled([once], code), {**frame.f_globals, **held}, batch, (code.co_filename, first, last))
 
     @classmethod
-    def of_entry(cls, entry: Entry) -> _Slice:
+    def of_entry(cls, entry: FrameworkCall) -> _Slice:
         """The call of a framework, with the batch by the name `batch`."""
         code = entry.code
         if code is None:

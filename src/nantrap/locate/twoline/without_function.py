@@ -36,7 +36,7 @@ from nantrap.locate.replay.root_call import LossPart
 from nantrap.locate.torch_private import input_metadata_of, log_softmax_backward, sequence_of, softmax_backward
 from nantrap.locate.trace import OUTSIDE, Op, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
-from nantrap.locate.twoline.autopsy import Evidence
+from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.locate.twoline.infer import infer_source
 
 _NO_CALL = (
@@ -49,7 +49,7 @@ def locate_without_function(failed: Failure) -> Location:
     """Find where a failure began without the loss function."""
     probes = read_probes()
     location = replace(_search(failed), probes=probes)
-    if isinstance(failed.evidence, Evidence):
+    if isinstance(failed.evidence, GraphEvidence):
         location = replace(location, witnesses=failed.evidence.witnesses)
     return location.noting(_NO_CALL) if failed.root_call is None else location
 
@@ -57,7 +57,7 @@ def locate_without_function(failed: Failure) -> Location:
 def _search(failed: Failure) -> Location:
     """Where it began without a function to run: the loss's own nodes first, then the model's calls."""
     evidence = failed.evidence
-    if isinstance(evidence, Evidence) and not evidence.inside and failed.root_call is not None:
+    if isinstance(evidence, GraphEvidence) and not evidence.inside and failed.root_call is not None:
         return _in_loss(evidence_location(evidence, failed), failed)
     if isinstance(evidence, LossPart) and not failed.bad_buffers:
         replay = replay_loss_part(failed, evidence)
@@ -66,7 +66,7 @@ def _search(failed: Failure) -> Location:
         if replay.unknown and _bad_cotangent(failed):
             return _by_elimination(replay, failed)
     if failed.root_call is None:
-        if isinstance(evidence, Evidence):
+        if isinstance(evidence, GraphEvidence):
             return _in_loss(evidence_location(evidence, failed), failed)
         return Location(phase=failed.symptom)
     replay = replay_calls(failed)
@@ -75,11 +75,11 @@ def _search(failed: Failure) -> Location:
         # a layer of torch's own, called by the user's line
         location = replace(location, source=failed.root_call.place.source())
     if replay.origin is None:
-        if isinstance(evidence, Evidence):
+        if isinstance(evidence, GraphEvidence):
             location = evidence_location(evidence, failed, replay=replay)
         if not replay.failed and replay.error is None:
             # the graph, or the rest being finite, says that the cause is in the model; yet it is finite in the replay
-            model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
+            model_failed = isinstance(evidence, GraphEvidence) or not _bad_cotangent(failed)
             general = f"{FINITE_REPLAY}:"  # the same in fewer words
             location = replace(
                 location,
