@@ -3,14 +3,20 @@
 It is frozen: what is found out later, such as a way to compute the loss again, makes another one (`repeated_by`).
 Everything is held by reference. `rewound` restores everything to just before the step, and afterwards to just after it:
 parameters, buffers, optimizer state, gradients, random streams, and the generators and attributes of the program end as
-they were found, whatever happened between. `fn` may have side effects of other kinds (a log line, an iterator that it
-advances); those happen again.
+they were found, whatever happened between. A hook may append what it sees to a list of its module (the activations of
+which per-sample gradients are made), or put something on a parameter: afterwards each list holds what it held before,
+and what is new is gone. What the user's code prints was printed when the step ran, and is not printed again. `fn` may
+have side effects of other kinds (an iterator that it advances, a file); those happen again.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,10 +26,11 @@ from torch.optim import Optimizer
 from nantrap.incident import Phase
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.replay.undisturbed import as_found, silently
 from nantrap.record import History
 
 _replays: list[int] = []
+_OWN = frozenset(vars(nn.Module()))
+_COLLECTS = (list, dict, set, deque)
 
 
 active_replays = _replays
@@ -202,7 +209,7 @@ class Failure:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            with self.quiet(), silently(), as_found(self.root.modules(), self.parameters.values()):
+            with self.quiet(), silently(), _as_found(self.root.modules(), self.parameters.values()):
                 yield
         finally:
             self.restore_buffers()
@@ -214,3 +221,77 @@ class Failure:
                 module.training = training
             found.restore()
             _replays.pop()
+
+
+# ---- what the program must not notice of a replay
+
+
+@contextlib.contextmanager
+def _as_found(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Afterwards the attributes of these modules and tensors are as they were, and so is what their containers hold."""
+    owners = [module for module in modules if not type(module).__module__.startswith("torch.distributed.")]
+    plain = [tensor for tensor in tensors if type(tensor) in (nn.Parameter, Tensor)]  # shards have a life of their own
+    kept = [(vars(owner), _attributes(owner)) for owner in (*owners, *plain)]
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            for name in [name for name in attributes if name not in before and name not in _OWN]:
+                del attributes[name]
+            for name, (value, content) in before.items():
+                attributes[name] = value
+                if content is not None:
+                    _refill(value, content)
+
+
+def _attributes(owner: Any) -> dict[str, tuple[Any, Any]]:
+    """The attributes of the program by name, each with a copy of its content if it is a container."""
+    return {
+        name: (value, value.copy() if type(value) in _COLLECTS else None)
+        for name, value in vars(owner).items()
+        if name not in _OWN
+    }
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(content)
+    else:
+        container.extend(content)
+
+
+class _Muted:
+    """A stream without what one thread writes; everything else is that of the stream below."""
+
+    def __init__(self, below: Any) -> None:
+        self._below = below
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write the text, unless it comes from the thread of the replay."""
+        if threading.get_ident() == self._thread:
+            return len(text)
+        written: int = self._below.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)
+
+
+@contextlib.contextmanager
+def silently() -> Iterator[None]:
+    """No warning, and nothing on stdout from this thread. A sample that is run alone makes torch warn of its size."""
+    below = sys.stdout
+    if isinstance(below, _Muted) or below is None:
+        yield
+        return
+    muted: Any = _Muted(below)
+    sys.stdout = muted
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if sys.stdout is muted:
+            sys.stdout = below

@@ -26,7 +26,6 @@ from nantrap.locate.replay.rng import RngState
 from nantrap.locate.source import Place, place_of
 from nantrap.locate.torch_private import carry_hooks, has_hooks, hook_adder, raw_tensor, sequence_of
 from nantrap.locate.twoline.caller import FrameworkCall
-from nantrap.locate.twoline.outer import Factor
 
 _COTANGENT_BYTES = 64 * 2**20
 _OUTPUT_BYTES = 4 * 2**20
@@ -65,6 +64,18 @@ class Output(NamedTuple):
     value: Tensor | None
     alive: weakref.ref[Tensor]
     gradient: list[Tensor | tuple[Tensor | None, ...] | None]
+
+
+class Factor(NamedTuple):
+    """One number that a loss was divided or multiplied by; `None` where it is not known any more."""
+
+    divides: bool
+    number: float | None
+
+    def apply(self, loss: Tensor) -> Tensor:
+        """The loss after it."""
+        assert self.number is not None
+        return loss / self.number if self.divides else loss * self.number
 
 
 class Origin(Protocol):

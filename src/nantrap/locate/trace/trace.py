@@ -16,7 +16,7 @@ So each storage carries the set of *origins* whose badness has flowed into it:
     (through NumPy, or by a kernel of the user's), and the next operation that reads it is not guilty of that.
 
 `operations` says what an operation reads and writes by its name, `flow` follows the bad values from memory to memory,
-`whereabouts` finds module and line, and `records` holds the records.
+and `records` holds the records and finds module and line.
 
 Storages are identified by `Memory`, whose numbers are never used twice: a tensor may appear without an operation of
 its own (from NumPy, out of a kernel), at the address of one that was freed.
@@ -49,9 +49,17 @@ from nantrap.locate.trace.operations import (
     outs_of,
     reads_only_shape,
 )
-from nantrap.locate.trace.records import Capture, Made, Op, Registered, before_writing, frozen, frozen_arguments
+from nantrap.locate.trace.records import (
+    Capture,
+    Made,
+    Op,
+    Registered,
+    Whereabouts,
+    before_writing,
+    frozen,
+    frozen_arguments,
+)
 from nantrap.locate.trace.storage import extremes, nonfinite_count, numbers_in, tensors_in
-from nantrap.locate.trace.whereabouts import Whereabouts
 
 _MAX_CAPTURES = 64
 _FLOATS = ("float", "bfloat", "complex")

@@ -39,7 +39,7 @@ from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
 from nantrap.locate.trace.storage import extremes, only_minus_inf
 from nantrap.locate.twoline.caller import last_entry
-from nantrap.locate.twoline.outer import factors_of
+from nantrap.locate.twoline.same_loss import factors_of
 
 _MOST_NODES = 20_000
 _LONGEST_CHAIN = 6

@@ -37,9 +37,8 @@ from nantrap.locate.twoline.caller import (
     taken_by_loop,
 )
 from nantrap.locate.twoline.guarded import Guarded
-from nantrap.locate.twoline.outer import applied_after, ends_of
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
-from nantrap.locate.twoline.same_loss import OwnLoss, same_graph, same_value
+from nantrap.locate.twoline.same_loss import applied_after, ends_of, own_loss, same_graph, same_value
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
@@ -107,8 +106,8 @@ def _by_the_model(failed: Failure, calls: list[RootCall]) -> Again | None:
     """By the model alone, which has computed the loss itself."""
     if len(calls) != 1 or failed.loss is None or calls[0].nodes.isdisjoint(ends_of(failed.loss)):
         return None
-    own = OwnLoss(failed, calls[0])
-    return Again(own.forward, own.batch, calls[0].rng, None) if own.verified() else None
+    own = own_loss(failed, calls[0])
+    return None if own is None else Again(own.forward, own.batch, calls[0].rng, None)
 
 
 def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:

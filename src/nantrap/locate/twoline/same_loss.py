@@ -1,13 +1,18 @@
 """Whether a loss that was computed again is the loss of the failed step: the same graph, and the same value.
 
 A model that computes its own loss, as those of transformers do, needs nothing but its call for it (`OwnLoss`).
+
+A framework may divide or multiply a loss once more after the program has computed it: `accelerator.backward(loss)`
+divides by the number of micro-batches. The statements of the program then give the loss before the division, and its
+graph is a part of the graph of the loss that failed (`applied_after`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +22,13 @@ from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
-from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.twoline.outer import applied_after
+from nantrap.locate.replay.root_call import Factor, RootCall
+from nantrap.locate.torch_private import raw_tensor
 from nantrap.locate.wrapping import arguments_by_name
 
 _MOST_NODES = 20_000
+_DIVIDES = {"DivBackward0": True, "MulBackward0": False}
+_MOST_FACTORS = 3
 _SHAPE_ONLY = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"})
 """`reshape` records one or another of them, or none, depending on whether a dispatch mode is active. The live step has
 no mode, and the step that is computed again has one."""
@@ -67,26 +74,28 @@ def _past_views(node: Any) -> Any:
     return node
 
 
+@dataclass(frozen=True, slots=True)
 class OwnLoss:
-    """Computes the loss by the model's call alone. Holds which of the model's outputs it is, and what followed.
+    """Computes the loss by the model's call alone.
 
-    Args:
+    Attributes:
         failed: the failed step.
         call: its only call of the model.
+        path: which of the model's outputs is the loss.
+        outer: what a framework did with the loss after the model had computed it.
     """
 
-    def __init__(self, failed: Failure, call: RootCall) -> None:
-        self._failed = failed
-        self._call = call
-        self._path = ""
-        self._outer: Callable[[Tensor], Tensor] | None = None
+    failed: Failure
+    call: RootCall
+    path: str = ""
+    outer: Callable[[Tensor], Tensor] | None = None
 
     @property
     def batch(self) -> Any:
         """The arguments of the call, by the names in the model's `forward`; a single tensor is the batch itself."""
-        args, named = self._call.args, self._call.kwargs
+        args, named = self.call.args, self.call.kwargs
         if self._is_by_name:
-            return arguments_by_name(called_again(self._call, self._failed), args, named)
+            return arguments_by_name(called_again(self.call, self.failed), args, named)
         if not named:
             return args[0] if len(args) == 1 else args
         return named if not args else (args, named)
@@ -94,36 +103,17 @@ class OwnLoss:
     @property
     def _is_by_name(self) -> bool:
         """Whether the arguments have names: where a framework sends another method through the call, they have not."""
-        args, named = self._call.args, self._call.kwargs
-        return self._call.redirected is None and bool(named or len(args) != 1 or not isinstance(args[0], Tensor))
-
-    def verified(self) -> bool:
-        """Whether an output of the model is the failed loss, and is so when the model is called again."""
-        failed, loss = self._failed, self._failed.loss
-        assert loss is not None
-        with contextlib.suppress(Exception), failed.rewound(), eagerly():
-            self._call.rng.restore()
-            for path, found in tensors_of(self._run(self.batch)):
-                if found.numel() == 1 and found.grad_fn is not None and self._is_loss(loss, found):
-                    self._path = path
-                    now = found if self._outer is None else self._outer(found)
-                    return same_value(failed, float(now.detach()))
-        return False
+        args, named = self.call.args, self.call.kwargs
+        return self.call.redirected is None and bool(named or len(args) != 1 or not isinstance(args[0], Tensor))
 
     def forward(self, batch: Any) -> Tensor:
         """The loss of a batch."""
-        found = dict(tensors_of(self._run(batch)))[self._path]
-        return found if self._outer is None else self._outer(found)
+        found = dict(tensors_of(self.run(batch)))[self.path]
+        return found if self.outer is None else self.outer(found)
 
-    def _is_loss(self, loss: Tensor, found: Tensor) -> bool:
-        if same_graph(loss.grad_fn, found.grad_fn):
-            return True
-        self._outer = applied_after(loss, found, self._call.factors, same_graph)
-        return self._outer is not None
-
-    def _run(self, batch: Any) -> Any:
+    def run(self, batch: Any) -> Any:
         """Call the model again with this batch in the place of the arguments that were the batch."""
-        args, named = self._call.args, self._call.kwargs
+        args, named = self.call.args, self.call.kwargs
         if self._is_by_name:
             given = list(batch.items())
             args, named = tuple(value for _, value in given[: len(args)]), dict(given[len(args) :])
@@ -133,5 +123,105 @@ class OwnLoss:
             named = batch
         else:
             args, named = batch
-        with torch.enable_grad(), autocast_like(self._call.autocast), self._call.as_made(self._failed.root):
-            return called_again(self._call, self._failed)(*args, **named)
+        with torch.enable_grad(), autocast_like(self.call.autocast), self.call.as_made(self.failed.root):
+            return called_again(self.call, self.failed)(*args, **named)
+
+
+def own_loss(failed: Failure, call: RootCall) -> OwnLoss | None:
+    """The way to compute the failed loss by the model's call; `None` if no output of the model is that loss again.
+
+    Args:
+        failed: the failed step.
+        call: its only call of the model.
+    """
+    loss, own = failed.loss, OwnLoss(failed, call)
+    assert loss is not None
+    with contextlib.suppress(Exception), failed.rewound(), eagerly():
+        call.rng.restore()
+        for path, found in tensors_of(own.run(own.batch)):
+            if found.numel() != 1 or found.grad_fn is None:
+                continue
+            same = same_graph(loss.grad_fn, found.grad_fn)
+            outer = None if same else applied_after(loss, found, call.factors, same_graph)
+            if same or outer is not None:
+                now = found if outer is None else outer(found)
+                return replace(own, path=path, outer=outer) if same_value(failed, float(now.detach())) else None
+    return None
+
+
+# ---- what followed after the program had computed the loss
+
+
+def factors_of(loss: Tensor) -> tuple[Factor, ...]:
+    """By what a loss was divided and multiplied at its end, the last one first. Its graph must not be freed."""
+    return tuple(factor for factor, _ in _above(loss.grad_fn))
+
+
+def ends_of(loss: Tensor) -> set[Any]:
+    """The node of a loss, and those before it was divided or multiplied by a number."""
+    return {loss.grad_fn, *(below for _, below in _above(loss.grad_fn))}
+
+
+def applied_after(then: Tensor, now: Tensor, known: Sequence[Factor], same: Callable[[Any, Any], bool]) -> Any:
+    """What the failed loss went through after the program had computed it: a function of that loss, or `None`.
+
+    Args:
+        then: the failed loss.
+        now: the loss as the program's statements give it again.
+        known: the factors that were read while the graph was alive.
+        same: whether two nodes have the same graph.
+    """
+    factors: list[Factor] = []
+    for position, (factor, below) in enumerate(_above(then.grad_fn)):
+        read = known[position] if position < len(known) else factor
+        factors.insert(0, read if factor.number is None else factor)
+        if same(below, now.grad_fn):
+            return _in_order(factors, then, now)
+    return None
+
+
+def _in_order(factors: list[Factor], then: Tensor, now: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """A function that applies these factors to a loss; `None` if one of their numbers is not known."""
+    if len(factors) == 1 and factors[0].number is None:
+        factors = [_by_values(factors[0].divides, then.detach(), now.detach())]
+    if any(factor.number is None for factor in factors):
+        return None
+
+    def apply(loss: Tensor) -> Tensor:
+        for factor in factors:
+            loss = factor.apply(loss)
+        return loss
+
+    return apply
+
+
+def _by_values(divides: bool, then: Tensor, now: Tensor) -> Factor:
+    """The factor between two finite values, exactly; mostly a whole number of micro-batches."""
+    before, after = float(now), float(then)
+    if not (math.isfinite(before) and math.isfinite(after)) or not (before and after):
+        return Factor(divides, None)  # any factor would do
+    ratio = before / after if divides else after / before
+    for number in (float(round(ratio)), ratio):
+        factor = Factor(divides, number)
+        if number and float(factor.apply(now)) == after:
+            return factor
+    return Factor(divides, None)
+
+
+def _above(node: Any) -> Iterator[tuple[Factor, Any]]:
+    """Divisions and multiplications by a number at the end of a graph, from the loss on, and what is below each."""
+    for _ in range(_MOST_FACTORS):
+        name = "" if node is None else node.name()
+        below = [each for each, _ in node.next_functions if each is not None] if name in _DIVIDES else []
+        if len(below) != 1:
+            return
+        yield Factor(_DIVIDES[name], _number(node)), below[0]
+        node = below[0]
+
+
+def _number(node: Any) -> float | None:
+    try:
+        other = raw_tensor(node, "_raw_saved_other")
+    except (RuntimeError, AttributeError):  # backward has freed it
+        return None
+    return float(other) if isinstance(other, Tensor) and other.numel() == 1 else None

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nantrap.locate.twoline.outer import Factor, applied_after, factors_of
+from nantrap.locate.replay.root_call import Factor
+from nantrap.locate.twoline.same_loss import applied_after, factors_of
 
 
 def loss_of(weight: Tensor, data: float = 1.5) -> Tensor:
