@@ -209,7 +209,7 @@ class Failure:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            with self.quiet(), silently(), _as_found(self.root.modules(), self.parameters.values()):
+            with self.quiet(), _silently(), _as_found(self.root.modules(), self.parameters.values()):
                 yield
         finally:
             self.restore_buffers()
@@ -280,7 +280,7 @@ class _Muted:
 
 
 @contextlib.contextmanager
-def silently() -> Iterator[None]:
+def _silently() -> Iterator[None]:
     """No warning, and nothing on stdout from this thread. A sample that is run alone makes torch warn of its size."""
     below = sys.stdout
     if isinstance(below, _Muted) or below is None:

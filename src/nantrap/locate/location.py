@@ -166,12 +166,7 @@ def evidence_location(evidence: GraphEvidence, failed: Failure, *, replay: Repla
         return _outside_the_graph(location, evidence, names, repeatable=failed.repeatable)
     if evidence.inside and replay is not None and replay.last_sequence is not None:
         last = evidence.last_sequence if failed.repeatable else evidence.model_last_sequence
-        twin = replay.trace.op_of_node(op.sequence - last + replay.last_sequence)
-        if twin is not None and twin.name == op.name:
-            source = twin.place.source() if twin.place else None
-            location = replace(location, module=twin.module, call=twin.call, source=source)
-        elif replay.error is None:  # the model's calls do not hold it: the code around them does
-            location = replace(location, module=location.module or OUTSIDE)
+        location = _as_in_replay(location, op, replay, op.sequence - last + replay.last_sequence)
     if evidence.inside or failed.root_call is None:
         owners = [_reader_of(names[id(p)], failed.root) for p in evidence.parameters if id(p) in names]
         if owners and location.module in (None, OUTSIDE):
@@ -180,6 +175,16 @@ def evidence_location(evidence: GraphEvidence, failed: Failure, *, replay: Repla
         return location
     found = tuple(finding("activation", op.name, t, op.phase) for t in evidence.capture.outputs)
     return replace(location, capture=evidence.capture, findings=found)
+
+
+def _as_in_replay(location: Location, op: Op, replay: Replay, sequence: int) -> Location:
+    """The location with module and line of the same operation in a replay, where its node has this number."""
+    twin = replay.trace.op_of_node(sequence)
+    if twin is not None and twin.name == op.name:
+        return replace(location, module=twin.module, call=twin.call, source=twin.place.source() if twin.place else None)
+    if replay.error is None:  # the model's calls do not hold it: the code around them does
+        return replace(location, module=location.module or OUTSIDE)
+    return location
 
 
 def _reader_of(name: str, root: nn.Module) -> str:

@@ -17,6 +17,7 @@ what the modules hold; the program's other objects stay as they are: they may co
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import functools
@@ -259,34 +260,37 @@ def _named(value: Any, *, depth: int, seen: set[int], name: str = "") -> Iterato
     yield name, value
     if depth >= _DEEPEST:
         return
-    deeper = functools.partial(_named, depth=depth + 1, seen=seen)
+    for inner, item in _inside(value, name):
+        yield from _named(item, depth=depth + 1, seen=seen, name=inner)
+
+
+def _inside(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What is reachable from a value in one step, by name; `name` for what has none of its own."""
     if isinstance(value, types.MethodType):
-        yield from deeper(value.__func__, name=value.__func__.__name__)
-        yield from deeper(value.__self__, name=type(value.__self__).__name__)
+        yield value.__func__.__name__, value.__func__
+        yield type(value.__self__).__name__, value.__self__
     elif isinstance(value, types.FunctionType):
-        for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                yield from deeper(cell.cell_contents, name=free)
-            except ValueError:  # a cell that nothing was assigned to yet
-                continue
-        for word in _words(value.__code__):
-            if word in value.__globals__:
-                yield from deeper(value.__globals__[word], name=word)
-        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-            yield from deeper(default, name=value.__name__)
+        yield from _inside_function(value)
     elif isinstance(value, functools.partial):
-        for part in (value.func, *value.args, *value.keywords.values()):
-            yield from deeper(part, name=name)
+        yield from ((name, part) for part in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, dict):
-        for key, item in list(value.items())[:_MOST_ITEMS]:
-            yield from deeper(item, name=str(key))
+        yield from ((str(key), item) for key, item in list(value.items())[:_MOST_ITEMS])
     elif isinstance(value, (list, tuple, set, deque)):
-        for item in list(value)[:_MOST_ITEMS]:
-            yield from deeper(item, name=name)
+        yield from ((name, item) for item in list(value)[:_MOST_ITEMS])
     elif not isinstance(value, (*_GENERATORS, torch.optim.Optimizer)) and not _is_torchs(type(value)):
-        for key, item in list(getattr(value, "__dict__", {}).items()):
-            if not (isinstance(value, nn.Module) and key in _OWN):
-                yield from deeper(item, name=key)
+        own = _OWN if isinstance(value, nn.Module) else ()
+        yield from ((key, item) for key, item in list(getattr(value, "__dict__", {}).items()) if key not in own)
+
+
+def _inside_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads besides its arguments: its closure, the globals that it names, and its defaults."""
+    for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell that nothing was assigned to yet
+            yield free, cell.cell_contents
+    named = function.__globals__
+    yield from ((word, named[word]) for word in _words(function.__code__) if word in named)
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield function.__name__, default
 
 
 @functools.lru_cache(maxsize=1024)

@@ -321,11 +321,20 @@ def forward_and_backward(failed: Failure, batch: Any, *, seed: float | None = No
     loss.backward(torch.full_like(loss, factor))
     gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
     bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
-    finite = math.isfinite(value) and not bad
-    if finite and failed.norm_overflowed:
-        finite = math.isfinite(float(gradient_norm(list(gradients.values()))))
-    if finite:
-        finite = not any_nonfinite([b for n, b in failed.root.named_buffers() if n not in bad_before])
-    if finite:
-        finite = not any_nonfinite(failed.parameters.values())  # a forward pass may write them
+    finite = math.isfinite(value) and not bad and _left_finite(failed, list(gradients.values()), bad_before)
     return Part(finite, value, bad)
+
+
+def _left_finite(failed: Failure, gradients: list[Tensor], bad_before: set[str]) -> bool:
+    """Whether the norm of finite gradients, the buffers and the parameters are finite after a run.
+
+    Args:
+        failed: the failed step.
+        gradients: the gradients of the run. Their norm counts only where it was the failure.
+        bad_before: names of buffers that were non-finite before the run.
+    """
+    if failed.norm_overflowed and not math.isfinite(float(gradient_norm(gradients))):
+        return False
+    if any_nonfinite([b for n, b in failed.root.named_buffers() if n not in bad_before]):
+        return False
+    return not any_nonfinite(failed.parameters.values())  # a forward pass may write them

@@ -140,15 +140,23 @@ class Flow:
             outputs: its results.
             made: it made a bad value of inputs that were finite.
         """
-        result = outputs[0] if len(outputs) == 1 else None
-        if result is None or not result.is_floating_point() or result.numel() > CLONE_LIMIT:
+        if len(outputs) != 1 or name in SELECTS or name in MIXES or not _has_places(outputs[0]):
             return _NONE
-        if name in SELECTS or name in MIXES:
-            return _NONE
-        if result.layout != torch.strided:  # a sparse gradient has values at some places only
-            return _NONE
-        gone: Tensor | None = None  # places at which a value had vanished before
-        places: Tensor | None = None  # those, and places at which an input is bad now
+        result = outputs[0]
+        gone, places, origins = self._places_in(arguments, result)
+        finite = result.detach().isfinite()
+        if made and gone is not None and not bool((~finite & ~gone).any()):
+            return origins
+        either = gone if places is None else places if gone is None else gone | places
+        if either is not None and bool((either & finite).any()):
+            self._erased[self.key(result)] = (either & finite, origins)
+        return _NONE
+
+    def _places_in(self, arguments: Any, result: Tensor) -> tuple[Tensor | None, Tensor | None, Origins]:
+        """The places of a result at which a value of an input had vanished before, those at which an input is bad now,
+        and the origins of both."""
+        gone: Tensor | None = None
+        places: Tensor | None = None
         origins = _NONE
         for tensor in tensors_in(arguments):
             if tensor.layout != torch.strided or tensor.dim() > result.dim():
@@ -163,13 +171,7 @@ class Flow:
             if bad and tensor.is_floating_point():
                 found = (~tensor.detach().isfinite()).expand(result.shape)
                 places, origins = found if places is None else places | found, origins | bad
-        finite = result.detach().isfinite()
-        if made and gone is not None and not bool((~finite & ~gone).any()):
-            return origins
-        either = gone if places is None else places if gone is None else gone | places
-        if either is not None and bool((either & finite).any()):
-            self._erased[self.key(result)] = (either & finite, origins)
-        return _NONE
+        return gone, places, origins
 
     # ---- what an operation writes
 
@@ -248,6 +250,11 @@ class Flow:
         index = -1 - len(self.externals)
         self.externals[index] = external
         return index
+
+
+def _has_places(result: Tensor) -> bool:
+    """Whether values of a result can be followed place by place. A sparse gradient has values at some places only."""
+    return result.is_floating_point() and result.numel() <= CLONE_LIMIT and result.layout == torch.strided
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -121,21 +121,29 @@ def judge(trace: Trace, sinks: list[Sink], *, last: frozenset[int] = frozenset()
     if not reached:
         return Replay(trace)
     everything = frozenset().union(*(sink.origins for sink in reached))
-    values = [sink for sink in reached if sink.kind == "value"]
-    suspects = values[0].origins if values else everything
-    suspects = suspects - last or suspects
-    if all(sink.kind == "gradient" for sink in reached):
-        # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
-        # An overflow in half precision is different: it is a fault in itself
-        ops = {i: trace.ops[i] for i in everything if i >= 0}
-        guilty = {i for i, op in ops.items() if op.phase == "forward" and op.made == "inf" and op.dtype == "float16"}
-        guilty = guilty or {i for i, op in ops.items() if op.phase == "backward"}
-        outside = {i for i in everything if i < 0}
-        suspects = frozenset(guilty | outside) if guilty else everything
+    only_gradients = all(sink.kind == "gradient" for sink in reached)
+    if only_gradients:
+        suspects = _behind_gradients(trace, everything)
+    else:
+        suspects = next((sink.origins for sink in reached if sink.kind == "value"), everything)
+        suspects = suspects - last or suspects
     origin = _past_masks(suspects, trace)
     names = tuple(sink.name for sink in reached if origin in sink.origins)
     replay = Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
-    return _blame_derivative(replay) if all(sink.kind == "gradient" for sink in reached) else replay
+    return _blame_derivative(replay) if only_gradients else replay
+
+
+def _behind_gradients(trace: Trace, origins: frozenset[int]) -> frozenset[int]:
+    """Which origins are to blame where only gradients are bad.
+
+    Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty. An
+    overflow in half precision is different: it is a fault in itself.
+    """
+    ops = {i: trace.ops[i] for i in origins if i >= 0}
+    guilty = {i for i, op in ops.items() if op.phase == "forward" and op.made == "inf" and op.dtype == "float16"}
+    guilty = guilty or {i for i, op in ops.items() if op.phase == "backward"}
+    outside = {i for i in origins if i < 0}
+    return frozenset(guilty | outside) if guilty else origins
 
 
 def judge_step(failed: Failure, trace: Trace, sinks: list[Sink], loss: Tensor | None) -> Replay:

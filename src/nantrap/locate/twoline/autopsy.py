@@ -224,10 +224,27 @@ class _Autopsy:
 
     def verdict(self, begin: Edge | None = None, *, follow_erased: bool = True) -> GraphEvidence | None:
         """The guilty node behind an edge that carries bad values: that of the loss, unless another one is given."""
+        origins = self._origins_behind((self.root, 0) if begin is None else (begin.node, begin.output))
+        if not origins:
+            return None
+        chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
+        if follow_erased and chosen.capture is not None and (edge := self._erased_behind(chosen)) is not None:
+            earlier = self.verdict(edge, follow_erased=False)
+            if earlier is not None and earlier.capture is not None:
+                chosen = earlier
+        return replace(
+            chosen,
+            witnesses=tuple(self._witnesses()),
+            last_sequence=sequence_of(self.root),
+            model_last_sequence=max((sequence_of(node) for node in self.boundary), default=0),
+        )
+
+    def _origins_behind(self, begin: tuple[Any, int]) -> list[GraphEvidence]:
+        """All origins behind one output of a node; where there is none, the operands that only an origin explains."""
         origins: list[GraphEvidence] = []
         hidden: list[GraphEvidence] = []
         seen: set[Any] = set()
-        stack: list[tuple[Any, int]] = [(self.root, 0) if begin is None else (begin.node, begin.output)]
+        stack = [begin]
         while stack:
             node, output = stack.pop()
             if node in seen:
@@ -250,20 +267,7 @@ class _Autopsy:
                 origins.append(evidence)
             elif (node, output) in self.assumed and any(edge.node is None for edge in edges(node)):
                 hidden.append(self._data(node, "the other one", None))
-        origins = origins or hidden
-        if not origins:
-            return None
-        chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
-        if follow_erased and chosen.capture is not None and (edge := self._erased_behind(chosen)) is not None:
-            earlier = self.verdict(edge, follow_erased=False)
-            if earlier is not None and earlier.capture is not None:
-                chosen = earlier
-        return replace(
-            chosen,
-            witnesses=tuple(self._witnesses()),
-            last_sequence=sequence_of(self.root),
-            model_last_sequence=max((sequence_of(node) for node in self.boundary), default=0),
-        )
+        return origins or hidden
 
     def _erased_behind(self, chosen: GraphEvidence) -> Edge | None:
         """The edge whose Inf arithmetic erased (x / inf = 0) before the guilty node failed at the same places."""
@@ -298,26 +302,18 @@ class _Autopsy:
         nan, inf, _ = extremes(value)
         if not (nan or inf):
             return None
-        in_nan = in_inf = False
         for one in inputs:
-            if one.value is not None:
-                one_nan, one_inf, _ = extremes(one.value)
-                if one.edge is None and (one_nan or (one_inf and not only_minus_inf(one.value))):
-                    return self._data(node, one.name, one.value)
-                in_nan, in_inf = in_nan or one_nan, in_inf or one_inf
-        for number in _numbers(saved_numbers(node)):
-            in_nan, in_inf = in_nan or math.isnan(number), in_inf or math.isinf(number)
-        name = operation_name(node.name()) or node.name()
-        hidden = any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
+            if one.edge is None and one.value is not None and _is_bad_data(one.value):
+                return self._data(node, one.name, one.value)
         if self._only_by_assumption(node, inputs):
             return None  # the inputs cannot have been as assumed: the cause is further back in the graph
+        in_nan, in_inf = _held_by(inputs, node)
+        name = operation_name(node.name()) or node.name()
         if nan and not in_nan:
-            if name in _CANNOT_MAKE_NAN and not in_inf and hidden:
+            if name in _CANNOT_MAKE_NAN and not in_inf and _hides_operand(node, inputs):
                 return self._data(node, "the other one", None)
             return self._evidence_against(node, name, "nan", value)
-        if inf and not (nan or in_nan or in_inf):
-            if name in _SELECT:
-                return None
+        if inf and not (nan or in_nan or in_inf) and name not in _SELECT:
             return self._evidence_against(node, name, "inf", value)
         return None
 
@@ -400,10 +396,23 @@ def _bad(value: Tensor) -> bool:
     return nan or inf
 
 
-def _numbers(values: dict[str, Any]) -> Iterator[float]:
-    for value in values.values():
-        if isinstance(value, float):
-            yield value
+def _is_bad_data(value: Tensor) -> bool:
+    """Whether a tensor that entered without gradient is bad, and no mask."""
+    nan, inf, _ = extremes(value)
+    return nan or (inf and not only_minus_inf(value))
+
+
+def _held_by(inputs: list[_Input], node: Any) -> tuple[bool, bool]:
+    """Whether what an operation was given holds NaN, and Inf: its tensors as far as they are known, and its numbers."""
+    found = [extremes(one.value) for one in inputs if one.value is not None]
+    numbers = [number for number in saved_numbers(node).values() if isinstance(number, float)]
+    nan = any(each[0] for each in found) or any(map(math.isnan, numbers))
+    return nan, any(each[1] for each in found) or any(map(math.isinf, numbers))
+
+
+def _hides_operand(node: Any, inputs: list[_Input]) -> bool:
+    """Whether an operation has an operand of which nothing is known: it needs no gradient, and was not saved."""
+    return any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
 
 
 def _was_given_masks(softmax: GraphEvidence) -> bool:

@@ -24,7 +24,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -130,32 +130,35 @@ class Guarded:
         kwargs = {key: self._argument(value) for key, value in kwargs.items()}
         name = str(getattr(function, "__name__", ""))
         owner = getattr(function, "__self__", None)
-        if name in _LEFT_OUT and function is getattr(builtins, name):
-            return None
-        if isinstance(function, type(print)) and isinstance(owner, _CONTAINERS) and name in _GROWING:
-            return function(*args, **kwargs) if id(owner) in self._made else None
         inner = function.__func__ if isinstance(function, types.MethodType) else function
-        if _only_logs(inner, name):
+        if self._is_left_out(function, name, owner) or _only_logs(inner, name):
             return None
-        if isinstance(inner, types.FunctionType) and is_user_code(inner.__code__) and not _is_library(inner):
+        if _is_users(inner):
             guarded = self.guard(inner)
             return guarded(owner, *args, **kwargs) if inner is not function else guarded(*args, **kwargs)
-        if isinstance(owner, nn.Module) and name in ("train", "eval") and id(owner) in self._parts:
-            return function(*args, **kwargs)  # put back with the rest of the step
-        if name == "requires_grad_" and isinstance(owner, Tensor) and (owner.requires_grad or self._fresh.made(owner)):
+        if self._may_write(function, name, owner):
             return function(*args, **kwargs)
-        if _is_transform(function):
-            return self._new(function(*args, **kwargs))
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if drawn or not _is_pure(function, name, owner):
+        if not _is_transform(function) and (drawn or not _is_pure(function, name, owner)):
             raise NotRepeatable(f"a call of {name or type(function).__name__}")
         return self._new(function(*args, **kwargs))
 
+    def _is_left_out(self, function: Any, name: str, owner: Any) -> bool:
+        """Whether a call is skipped: it prints, or lets a container grow that existed before the run."""
+        prints = name in _LEFT_OUT and function is getattr(builtins, name)
+        return prints or (_grows(function, name, owner) and id(owner) not in self._made)
+
+    def _may_write(self, function: Any, name: str, owner: Any) -> bool:
+        """Whether a call writes only into what was made during the run, or into what is restored after the step."""
+        if isinstance(owner, nn.Module):
+            return name in ("train", "eval") and id(owner) in self._parts
+        if isinstance(owner, Tensor):
+            return name == "requires_grad_" and (owner.requires_grad or self._fresh.made(owner))
+        return _grows(function, name, owner)
+
     def _argument(self, value: Any) -> Any:
         """A function of the user's that is passed to another one is guarded as well."""
-        if isinstance(value, types.FunctionType) and is_user_code(value.__code__) and not _is_library(value):
-            return self.guard(value)
-        return value
+        return self.guard(value) if _is_users(value) else value
 
     def _call_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call the model as it was called, a module of torch as it is, and a module of the user's with every call
@@ -290,9 +293,16 @@ def _package(thing: Any) -> str:
     return str(getattr(thing, "__module__", None) or "").partition(".")[0]
 
 
-def _is_library(function: types.FunctionType) -> bool:
-    """A function of one of the libraries whose functions are pure."""
-    return (function.__module__ or "").partition(".")[0] in _PURE_LIBRARIES
+def _is_users(function: Any) -> TypeGuard[types.FunctionType]:
+    """Whether this is a function of the user's: not of torch, nor of one of the libraries whose functions are pure."""
+    if not isinstance(function, types.FunctionType) or not is_user_code(function.__code__):
+        return False
+    return _package(function) not in _PURE_LIBRARIES
+
+
+def _grows(function: Any, name: str, owner: Any) -> bool:
+    """Whether a method of a container changes what it holds."""
+    return isinstance(function, type(print)) and isinstance(owner, _CONTAINERS) and name in _GROWING
 
 
 def _is_wrapper(module: nn.Module, parts: set[int]) -> bool:
@@ -316,11 +326,7 @@ def _is_pure(function: Any, name: str, owner: Any) -> bool:
     """Whether a function is known to change nothing outside its result."""
     if name in _IMPURE_NAMES:
         return False
-    if isinstance(owner, Tensor):
-        return True
-    if isinstance(function, type) and function.__name__ in _PURE_BUILTINS and function.__module__ == "builtins":
-        return True
-    if name in _PURE_BUILTINS and function is getattr(builtins, name, None):
+    if isinstance(owner, Tensor) or (name in _PURE_BUILTINS and function is getattr(builtins, name, None)):
         return True
     if isinstance(owner, (int, float, str, tuple, torch.Size)) or (
         isinstance(owner, _CONTAINERS) and name not in _GROWING
@@ -330,9 +336,18 @@ def _is_pure(function: Any, name: str, owner: Any) -> bool:
         return name not in ("seed", "setstate")
     if isinstance(owner, nn.Module) and name in _READING:
         return True
-    module = str(getattr(function, "__module__", None) or type(owner).__module__ or "")
+    return _is_pure_there(_module_of(function, owner), name)
+
+
+def _module_of(function: Any, owner: Any) -> str:
+    """The Python module that a function comes from; for a method the class of its object decides."""
     if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-        module = type(owner).__module__  # a method: the class of its object decides
+        return str(type(owner).__module__)
+    return str(getattr(function, "__module__", None) or type(owner).__module__ or "")
+
+
+def _is_pure_there(module: str, name: str) -> bool:
+    """Whether the functions of a Python module are known to change nothing outside their results."""
     package = module.partition(".")[0]
     if package == "nantrap":
         return module.startswith("nantrap.ops") or name == "probe"

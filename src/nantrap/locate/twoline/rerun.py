@@ -184,19 +184,23 @@ def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
         same_line = [s for s in body[position:] if s.lineno <= line <= (s.end_lineno or s.lineno)]
         current = same_line[-1]  # `guard.backward(loss); guard.step()`: the last one is running
         before += _passed([*body[:position], *same_line[:-1]])
-        inner = [
-            block
-            for name in ("body", "orelse", "finalbody")
-            if isinstance(block := getattr(current, name, None), list)
-            and block
-            and isinstance(block[0], ast.stmt)
-            and block[0].lineno <= line <= max(s.end_lineno or 0 for s in block)
-        ]
+        inner = _block_at(current, line)
         if not inner or isinstance(current, (ast.FunctionDef, ast.ClassDef)):
             return before, current
-        if isinstance(current, (ast.For, ast.While, ast.AsyncFor)) and inner[0] is current.body:
+        if isinstance(current, (ast.For, ast.While, ast.AsyncFor)) and inner is current.body:
             before = []
-        body = inner[0]
+        body = inner
+
+
+def _block_at(statement: ast.stmt, line: int) -> list[ast.stmt]:
+    """The statements inside another one, around a line; empty if there are none."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if not isinstance(block, list) or not block or not isinstance(block[0], ast.stmt):
+            continue
+        if block[0].lineno <= line <= max(each.end_lineno or 0 for each in block):
+            return block
+    return []
 
 
 def _passed(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -230,27 +234,7 @@ class _Slice:
     def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
         """The statements on which an expression depends, compiled again, with the names that the frame holds."""
         held = names_in(frame)
-        needed = _loads(expression)
-        kept: list[ast.stmt] = []
-        cut: set[str] = set()
-        carried: set[str] = set()
-        for statement in reversed(statements):
-            bound = _stores(statement) & needed
-            loaded = _loads(statement)
-            wanted = set()
-            for name in bound:
-                value = held.get(name)
-                given = name in held and _is_given(value)
-                again = name not in loaded  # `x = x / 2` run again would divide what was divided already
-                if not given or (again and (follows_all or _is_bad(value))):
-                    wanted.add(name)
-                else:
-                    cut.add(name)
-                    if name in loaded:
-                        carried.add(name)
-            if wanted:
-                kept.insert(0, statement)
-                needed = needed | loaded
+        kept, needed, cut, carried = _depended_on(statements, expression, held, follows_all=follows_all)
         if not kept and isinstance(expression, ast.Name):
             raise NotRepeatable("the loss is not computed in this function")
         result = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], expression), expression)
@@ -293,6 +277,39 @@ class _Slice:
         last = max((line for *_, line in code.co_lines() if line is not None), default=code.co_firstlineno)
         lines = (code.co_filename, code.co_firstlineno, last)
         return cls(compiled(statements, code), names, ("batch",), lines, in_result="loss")
+
+
+def _depended_on(
+    statements: Sequence[ast.stmt], expression: ast.expr, held: Mapping[str, Any], *, follows_all: bool
+) -> tuple[list[ast.stmt], set[str], set[str], set[str]]:
+    """The statements on which an expression depends.
+
+    Args:
+        statements: those that ran before it.
+        expression: the expression.
+        held: the values of the program's names now.
+        follows_all: compute again what carries no graph, too.
+
+    Returns:
+        The statements; all names that they and the expression read; of these the names whose values are used as they
+        are though a statement assigns them; and of those the names from whose own values they are assigned.
+    """
+    needed = _loads(expression)
+    kept: list[ast.stmt] = []
+    cut: set[str] = set()
+    carried: set[str] = set()
+    for statement in reversed(statements):
+        loaded = _loads(statement)
+        bound = _stores(statement) & needed
+        used = {name for name in bound if name in held and _is_given(held[name])}
+        # `x = x / 2` run again would divide what was divided already
+        used -= {name for name in used - loaded if follows_all or _is_bad(held[name])}
+        cut |= used
+        carried |= used & loaded
+        if bound - used:
+            kept.insert(0, statement)
+            needed = needed | loaded
+    return kept, needed, cut, carried
 
 
 def _loads(node: ast.AST) -> set[str]:

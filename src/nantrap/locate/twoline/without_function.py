@@ -32,7 +32,7 @@ from nantrap.locate.nodes import (
 )
 from nantrap.locate.probes import read_probes
 from nantrap.locate.replay.replay import registered, replay_calls
-from nantrap.locate.replay.root_call import LossPart
+from nantrap.locate.replay.root_call import LossPart, RootCall
 from nantrap.locate.torch_private import input_metadata_of, log_softmax_backward, sequence_of, softmax_backward
 from nantrap.locate.trace import OUTSIDE, Op, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
@@ -60,20 +60,31 @@ def _search(failed: Failure) -> Location:
     if isinstance(evidence, GraphEvidence) and not evidence.inside and failed.root_call is not None:
         return _in_loss(evidence_location(evidence, failed), failed)
     if isinstance(evidence, LossPart) and not failed.bad_buffers:
-        replay = replay_loss_part(failed, evidence)
-        if replay.origin is not None:
-            return _in_loss(location_of(replay, fallback="backward", batch=failed.batch), failed)
-        if replay.unknown and _bad_cotangent(failed):
-            return _by_elimination(replay, failed)
-    if failed.root_call is None:
-        if isinstance(evidence, GraphEvidence):
-            return _in_loss(evidence_location(evidence, failed), failed)
-        return Location(phase=failed.symptom)
+        found = _from_loss_part(failed, evidence)
+        if found is not None:
+            return found
+    if failed.root_call is not None:
+        return _from_calls(failed, failed.root_call)
+    if isinstance(evidence, GraphEvidence):
+        return _in_loss(evidence_location(evidence, failed), failed)
+    return Location(phase=failed.symptom)
+
+
+def _from_loss_part(failed: Failure, part: LossPart) -> Location | None:
+    """What the backward of the loss's own nodes shows; `None` if it shows nothing."""
+    replay = replay_loss_part(failed, part)
+    if replay.origin is not None:
+        return _in_loss(location_of(replay, fallback="backward", batch=failed.batch), failed)
+    return _by_elimination(replay, failed) if replay.unknown and _bad_cotangent(failed) else None
+
+
+def _from_calls(failed: Failure, call: RootCall) -> Location:
+    """What the model's calls show; where they are finite, what the graph of the failed pass showed inside them."""
+    evidence = failed.evidence
     replay = replay_calls(failed)
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
-    if location.source is None and location.op is not None and failed.root_call.place is not None:
-        # a layer of torch's own, called by the user's line
-        location = replace(location, source=failed.root_call.place.source())
+    if location.source is None and location.op is not None and call.place is not None:
+        location = replace(location, source=call.place.source())  # a layer of torch's own, called by the user's line
     if replay.origin is None:
         if isinstance(evidence, GraphEvidence):
             location = evidence_location(evidence, failed, replay=replay)
