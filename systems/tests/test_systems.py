@@ -48,6 +48,12 @@ def test_every_fault_is_described_and_its_cause_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_has_the_same_files(name: str) -> None:
+    there = {path.name for path in load_system(name).config.parent.glob("*.py")}
+    assert {"settings.py", "data.py", "model.py", "loss.py", "train.py", "faults.py"} <= there
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_under_two_million_parameters(name: str) -> None:
     assert sum(parameter.numel() for parameter in load_system(name).run().model.parameters()) < 2_000_000
 

@@ -64,6 +64,7 @@ class Run:
         evaluate_ema: the same as `evaluate`, of the averaged weights.
         watched: values worth following, by name, for the training log.
         describe: a line about them after each epoch.
+        process_group: the processes that average gradients, where the model does not show it, for `nantrap.Guard`.
         facts: what the script prints before it trains, such as a check of the data.
         notes: what nantrap said while the run was made, of a resume for example.
     """
@@ -87,6 +88,7 @@ class Run:
     evaluate_ema: Callable[[], Evaluation] | None = None
     watched: Callable[[], Mapping[str, float]] | None = None
     describe: Callable[[], str] | None = None
+    process_group: Any = None
     facts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

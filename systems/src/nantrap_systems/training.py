@@ -65,6 +65,7 @@ def guard_of(
         ema=run.ema,
         max_grad_norm=run.max_grad_norm,
         watch=run.watch,
+        process_group=run.process_group,
         policy=Policy(**{**run.policy, **policy}),
         run_dir=run_dir,
         store=store,

@@ -43,7 +43,7 @@ HOW: dict[str, dict[str, Any]] = {
     "pure_bf16": {"steps": 12, "changes": {**SMALL, "data.max_length": 32}},
     "lost_window": {"steps": 14},
     "no_masked_token": {"steps": 12},
-    "rank_skips_alone": {"seed": 1, "steps": 9},
+    "rank_skips_alone": {"seed": 4, "steps": 9},  # an empty text in step 4, on one rank
 }
 IN_PROCESSES = pytest.param("rank_skips_alone", marks=pytest.mark.slow)
 NAN_FAULTS = ("isnan_only", "nan_norm", "zero_attention_mask")

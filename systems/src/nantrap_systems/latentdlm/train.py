@@ -118,6 +118,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         update=chosen.update,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, training.lr_factor),
         max_grad_norm=settings.optimizer.grad_clip_norm,
+        process_group=dist.group.WORLD if ranks > 1 and not isinstance(model, DistributedDataParallel) else None,
     )
 
 
