@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from nantrap.checkpoints.audit import Problem as Problem
     from nantrap.checkpoints.audit import Progress as Progress
     from nantrap.checkpoints.audit import quarantine as quarantine
-    from nantrap.checkpoints.store import CheckpointStore as CheckpointStore
-    from nantrap.checkpoints.store import LoadedCheckpoint as LoadedCheckpoint
-    from nantrap.checkpoints.store import ResumeFinding as ResumeFinding
-    from nantrap.checkpoints.store import SavedCheckpoint as SavedCheckpoint
-    from nantrap.checkpoints.store import check_resume as check_resume
-    from nantrap.checkpoints.store import compare_with_config as compare_with_config
-    from nantrap.checkpoints.store import finite_gate as finite_gate
+    from nantrap.checkpoints.store.catalogue import SavedCheckpoint as SavedCheckpoint
+    from nantrap.checkpoints.store.config_rate import compare_with_config as compare_with_config
+    from nantrap.checkpoints.store.gate import finite_gate as finite_gate
+    from nantrap.checkpoints.store.resume import ResumeFinding as ResumeFinding
+    from nantrap.checkpoints.store.resume import check_resume as check_resume
+    from nantrap.checkpoints.store.store import CheckpointStore as CheckpointStore
+    from nantrap.checkpoints.store.store import LoadedCheckpoint as LoadedCheckpoint
 
 __all__ = [
     "AuditReport",
@@ -45,9 +45,10 @@ __getattr__ = lazy_names(
     __name__,
     {
         "audit": ["AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "quarantine"],
-        "store": [
-            "CheckpointStore", "LoadedCheckpoint", "ResumeFinding", "SavedCheckpoint",
-            "check_resume", "compare_with_config", "finite_gate",
-        ],
+        "store.catalogue": ["SavedCheckpoint"],
+        "store.config_rate": ["compare_with_config"],
+        "store.gate": ["finite_gate"],
+        "store.resume": ["ResumeFinding", "check_resume"],
+        "store.store": ["CheckpointStore", "LoadedCheckpoint"],
     },
-)  # fmt: skip
+)

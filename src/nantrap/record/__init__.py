@@ -21,7 +21,7 @@ from nantrap.record.listeners import Listener, open_listeners
 from nantrap.record.run import IncidentFolder, JournalMark, Run, open_run, steps_of
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, envelope
-from nantrap.record.series import ACTIONS, RunSegment, Series, StepEvent, is_evaluation
+from nantrap.record.series import ACTIONS, NotedStep, RunSegment, Series, is_evaluation
 from nantrap.record.textlog import LogNote
 
 __all__ = [
@@ -40,11 +40,11 @@ __all__ = [
     "Listener",
     "LogNote",
     "Material",
+    "NotedStep",
     "ReadBundle",
     "Run",
     "RunSegment",
     "Series",
-    "StepEvent",
     "StepRecord",
     "envelope",
     "is_evaluation",

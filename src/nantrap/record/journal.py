@@ -51,7 +51,7 @@ class Journal:
                 f"run_dir={str(run_dir)!r} cannot be written: {error.strerror or error}. "
                 "Give another folder, or run_dir=None to keep no journal"
             ) from error
-        self.used_before = _size(self.path) > 0
+        self.used_before = os.fstat(descriptor).st_size > 0
         """Whether an earlier run has written into this file."""
         self.pending: list[Mapping[str, Any]] = []
         """The lines that are not written yet."""
@@ -134,13 +134,6 @@ def _write_lines(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
 def _finish(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
     _write_lines(lines, writer)
     writer.close()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _end_torn_line(path: Path, writer: _Writer) -> None:

@@ -50,7 +50,7 @@ class RunSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEvent:
+class NotedStep:
     """A step that was not applied, or had an incident, as the journal has it."""
 
     step: int
@@ -211,7 +211,7 @@ class Series:
         """False for rows whose steps a later start of the run repeated."""
         return not_repeated(self.step)
 
-    def events(self, *, limit: int = 1000) -> list[StepEvent]:
+    def events(self, *, limit: int = 1000) -> list[NotedStep]:
         """The steps that were not applied or had an incident: the first half and the last half of `limit`."""
         phase = self.labels("incident.phase")
         rows = np.flatnonzero(~self.applied)
@@ -224,7 +224,7 @@ class Series:
         column = self.get("incident.restored_step")
         back = {} if column is None else dict(zip(column.row.tolist(), column.value.tolist(), strict=True))
         return [
-            StepEvent(
+            NotedStep(
                 int(step[row]),
                 int(row),
                 ACTIONS[action[row]],

@@ -12,7 +12,7 @@ import numpy as np
 from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
 from nantrap.incident.wording import counted, place_text
-from nantrap.record import ACTIONS, Column, Run, Series, StepEvent
+from nantrap.record import ACTIONS, Column, NotedStep, Run, Series
 from nantrap.report import diagnostics as words
 from nantrap.report.numbers import percent, value
 from nantrap.report.surroundings import environment
@@ -193,12 +193,12 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
 # ---- the incidents of a run by cause and place
 
 
-def _groups(events: Sequence[StepEvent], incidents: Mapping[str, Incident]) -> tuple[IncidentGroup, ...]:
+def _groups(events: Sequence[NotedStep], incidents: Mapping[str, Incident]) -> tuple[IncidentGroup, ...]:
     """Incidents by cause, phase and module, the most frequent first.
 
     The journal knows all of them, the folders only those with a bundle; the folder with trials is shown for its group.
     """
-    groups: dict[tuple[str | None, ...], list[StepEvent]] = {}
+    groups: dict[tuple[str | None, ...], list[NotedStep]] = {}
     for event in events:
         if event.phase is not None or event.cause is not None or event.action != "apply":
             groups.setdefault((event.cause, event.phase, event.module), []).append(event)
@@ -210,14 +210,14 @@ def _groups(events: Sequence[StepEvent], incidents: Mapping[str, Incident]) -> t
         if kept is None or (not kept[1].trials and incident.trials):
             folders[key] = (name, incident)
         groups.setdefault(
-            key, [StepEvent(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)]
+            key, [NotedStep(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)]
         )
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].step))
     return tuple(_group(number, key, found, folders.get(key)) for number, (key, found) in enumerate(ordered, start=1))
 
 
 def _group(
-    number: int, key: tuple[str | None, ...], found: Sequence[StepEvent], folder: tuple[str, Incident] | None
+    number: int, key: tuple[str | None, ...], found: Sequence[NotedStep], folder: tuple[str, Incident] | None
 ) -> IncidentGroup:
     """One group of incidents, with what the incident in `folder` knows about its cause and fix."""
     slug, phase, module = key
@@ -335,7 +335,7 @@ def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
     )
 
 
-def _rollbacks(events: Sequence[StepEvent]) -> tuple[tuple[int, int | None], ...]:
+def _rollbacks(events: Sequence[NotedStep]) -> tuple[tuple[int, int | None], ...]:
     """Each rollback with the step whose state was restored; older journals do not say it."""
     return tuple((event.step, event.restored_step) for event in events if event.action == "rollback")
 

@@ -12,8 +12,7 @@ import pytest
 
 import nantrap.checkpoints
 from nantrap.checkpoints.audit import audit, auditing, readers
-from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError, row_major
-from nantrap.checkpoints.audit.dtypes import DTYPES
+from nantrap.checkpoints.audit.contents import DTYPES, Contents, Extent, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.readers import Reader
 from nantrap.checkpoints.audit.verdict import HELP, TITLES

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nantrap.checkpoints.audit.scan as scanning
-from nantrap.checkpoints.audit.contents import Extent, StoredTensor, row_major
-from nantrap.checkpoints.audit.dtypes import DTYPES
+from nantrap.checkpoints.audit.contents import DTYPES, Extent, StoredTensor, row_major
 from nantrap.checkpoints.audit.files import BytesSource
 from nantrap.checkpoints.audit.scan import ExtentGroup, TensorScan, jobs_of, scan, share
 from nantrap.checkpoints.audit.tally import Rough

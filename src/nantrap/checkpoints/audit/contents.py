@@ -1,18 +1,82 @@
 """What a reader returns: where in a file each tensor is, and everything else in the file.
 
 A reader never loads a tensor. It names byte ranges (`Extent`) and the tensors in them (`StoredTensor`); the scan
-reads them in the order of the file, once.
+reads them in the order of the file, once. Dtypes are described here by their bits: numpy has no bfloat16 and no float8,
+and torch is slow to import.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from nantrap.checkpoints.audit.dtypes import DType
 from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.trust import NOTHING, Imports
 from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.thresholds import LARGEST
+
+
+class DType(NamedTuple):
+    """A dtype by its bits.
+
+    Attributes:
+        name: as torch calls it.
+        itemsize: bytes of one value.
+        kind: `float` and `complex` can hold NaN; `raw` is bytes whose meaning is not known.
+        part: bytes of one float: half of a complex number.
+        limit: the least magnitude that is not finite, as an integer; 0 where every pattern is a number.
+        infinity: whether the pattern at `limit` is an infinity. Above it is NaN.
+        nan: the only NaN, where it is not a magnitude: the `fnuz` float8 have it in place of minus zero.
+        largest: the greatest finite value.
+    """
+
+    name: str
+    itemsize: int
+    kind: Literal["float", "complex", "integer", "raw"] = "integer"
+    part: int = 0
+    limit: int = 0
+    infinity: bool = True
+    nan: int | None = None
+    largest: float = 0.0
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a value can be anything but finite."""
+        return self.limit > 0 or self.nan is not None
+
+
+def _float(name: str, size: int, limit: int, largest: float) -> DType:
+    return DType(name, size, "float", size, limit, largest=largest)
+
+
+def _complex(name: str, part: DType) -> DType:
+    return DType(name, 2 * part.itemsize, "complex", part.itemsize, part.limit, largest=part.largest)
+
+
+_F16 = _float("float16", 2, 0x7C00, LARGEST["float16"])
+_F32 = _float("float32", 4, 0x7F80_0000, LARGEST["float32"])
+_F64 = _float("float64", 8, 0x7FF0_0000_0000_0000, LARGEST["float64"])
+
+DTYPES: Final[dict[str, DType]] = {
+    dtype.name: dtype
+    for dtype in (
+        _F16, _F32, _F64, _complex("complex32", _F16), _complex("complex64", _F32), _complex("complex128", _F64),
+        _float("bfloat16", 2, 0x7F80, LARGEST["bfloat16"]),
+        _float("float8_e5m2", 1, 0x7C, LARGEST["float8_e5m2"]),
+        DType("float8_e4m3fn", 1, "float", 1, 0x7F, infinity=False, largest=LARGEST["float8_e4m3fn"]),
+        DType("float8_e4m3fnuz", 1, "float", 1, nan=0x80, largest=240.0),
+        DType("float8_e5m2fnuz", 1, "float", 1, nan=0x80, largest=57344.0),
+        DType("float8_e8m0fnu", 1, "float", 1, nan=0xFF, largest=2.0**127),
+        DType("float4_e2m1fn_x2", 1),
+        *(DType(f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *(DType(f"{sign}int{bits}", 1) for sign in ("", "u") for bits in range(1, 8)),
+        *(DType(name, size) for name, size in (("qint8", 1), ("quint8", 1), ("qint32", 4), ("bool", 1))),
+        *(DType(name, 1) for name in ("quint4x2", "quint2x4", "bits8", "bits1x8", "bits2x4", "bits4x2")),
+        DType("bits16", 2),
+        DType("bytes", 1, "raw"),
+    )
+}  # fmt: skip
+"""By torch's name."""
 
 
 class UnreadableError(Exception):

@@ -1,7 +1,7 @@
 """Read every tensor of a file once, in the order of the file, and report what it holds.
 
 Each worker reads a few megabytes into its own buffer and checks them while they are in the processor's cache: two
-integer reductions for the values (`dtypes`), then CRC-32 for the bytes. Reading and numpy release the GIL, so several
+integer reductions for the values (`tally`), then CRC-32 for the bytes. Reading and numpy release the GIL, so several
 workers keep several cores busy. Values are counted exactly only in a chunk that may hold a non-finite value.
 """
 

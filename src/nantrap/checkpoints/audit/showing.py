@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.dtypes import value_of
 from nantrap.checkpoints.audit.layouts import contents_at
 from nantrap.checkpoints.audit.scan import scan
+from nantrap.checkpoints.audit.tally import value_of
 
 MOST_VALUES = 8
 """The most values of a tensor that are shown."""

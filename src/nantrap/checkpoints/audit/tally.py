@@ -1,20 +1,29 @@
-"""What has been seen of one tensor so far, piece by piece, in any order and from any worker."""
+"""What has been seen of one tensor so far, piece by piece, in any order and from any worker; values by their bits.
+
+Almost every float is a sign and a magnitude, and magnitudes are in the order of their bits. So two reductions over
+integers show everything about a chunk: the greatest signed integer is the greatest positive value, the greatest
+unsigned integer the most negative one, and whatever is not finite lies at or above the bits of infinity.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.dtypes import DType, are_moderate, count, extremes, many_extremes
-from nantrap.thresholds import SQUARE_OVERFLOWS
+from nantrap.checkpoints.audit.contents import DTYPES, DType, Extent, StoredTensor
+from nantrap.thresholds import LARGEST, SQUARE_OVERFLOWS
 
 if TYPE_CHECKING:
-    from nantrap.checkpoints.audit.dtypes import Bytes
+    from numpy.typing import NDArray
+
     from nantrap.incident import TensorStats
+
+    Bytes = NDArray[np.uint8]
 
 _BLOCK_BYTES = 8 << 20
 """A view with gaps is counted in blocks that span about this much of the file."""
@@ -207,3 +216,152 @@ def _blocks(first: int, axes: list[tuple[int, int]], most: int) -> Iterator[tupl
     at_once = max(1, (most - inner_span) // step + 1)
     for number in range(0, size, at_once):
         yield first + number * step, [(min(at_once, size - number), step), *inner]
+
+
+# ---- values by their bits
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_FLOATS = {4: np.float32, 8: np.float64}
+_ROOT_BITS = {4: int(np.float32(1.8e19).view(np.uint32)), 8: int(np.float64(1.8e19).view(np.uint64))}
+
+
+class Extremes(NamedTuple):
+    """The least and the greatest value of a chunk, and whether everything in it is finite."""
+
+    low: float
+    high: float
+    finite: bool
+
+
+def extremes(data: Bytes, dtype: DType) -> Extremes:
+    """Check the values in `data`, which holds at least one. Exact whether they are finite; fast.
+
+    Where something is not finite, `low` and `high` are of no use: `count` gives those of the finite values.
+    """
+    bits = data.view(_UNSIGNED[dtype.part])
+    if dtype.nan is not None:
+        return _extremes_of_bytes(bits, dtype)
+    top, sign = int(bits.max()), 1 << (8 * dtype.part - 1)
+    most = int(bits.view(_SIGNED[dtype.part]).max()) if top >= sign else top
+    finite = (top & (sign - 1)) < dtype.limit and most < dtype.limit
+    if not finite:
+        return Extremes(math.nan, math.nan, finite=False)
+    if top < sign:  # nothing is negative
+        return Extremes(value_of(int(bits.min()), dtype), value_of(most, dtype), finite=True)
+    if most < 0:  # nothing is positive: the least magnitude is the greatest value
+        most = int(bits.min())
+    return Extremes(value_of(top, dtype), value_of(most, dtype), finite=True)
+
+
+def are_moderate(data: Bytes, dtype: DType, *, positive: bool) -> bool:
+    """Whether all values are certainly finite and below `SQUARE_OVERFLOWS`, and not negative if `positive`. One pass.
+
+    False says nothing: look closer. The sum of the squares is at least the greatest square, and NaN and infinity go
+    through it.
+    """
+    if dtype.name not in ("float32", "float64"):
+        return False
+    values = data.view(_FLOATS[dtype.part])
+    if positive:
+        return int(data.view(_UNSIGNED[dtype.part]).max()) < _ROOT_BITS[dtype.part]
+    return float(np.dot(values, values)) < LARGEST["float32"]
+
+
+def _extremes_of_bytes(bits: NDArray[np.unsignedinteger], dtype: DType) -> Extremes:
+    if bool((bits == dtype.nan).any()):
+        return Extremes(math.nan, math.nan, finite=False)
+    present = np.flatnonzero(np.bincount(bits, minlength=256))
+    values = [value_of(int(pattern), dtype) for pattern in present]
+    return Extremes(min(values), max(values), finite=True)
+
+
+def many_extremes(data: Bytes, dtype: DType, edges: list[int]) -> list[Extremes]:
+    """The same for each stretch between one edge and the next, counted in floats; every second stretch is a gap."""
+    bits = data.view(_UNSIGNED[dtype.part])
+    signed = bits.view(_SIGNED[dtype.part])
+    tops, bottoms = np.maximum.reduceat(bits, edges)[::2].tolist(), np.minimum.reduceat(bits, edges)[::2].tolist()
+    mosts = np.maximum.reduceat(signed, edges)[::2].tolist()
+    sign = 1 << (8 * dtype.part - 1)
+    found = []
+    for top, bottom, most in zip(tops, bottoms, mosts, strict=True):
+        if (top & (sign - 1)) >= dtype.limit or most >= dtype.limit:
+            found.append(Extremes(math.nan, math.nan, finite=False))
+        else:
+            low = value_of(bottom if top < sign else top, dtype)
+            found.append(Extremes(low, value_of(most if most >= 0 else bottom, dtype), finite=True))
+    return found
+
+
+class Counts(NamedTuple):
+    """How many values are what; `first` is the position of the first that is not finite, in values."""
+
+    nan: int
+    posinf: int
+    neginf: int
+    first: int
+    low: float
+    high: float
+
+
+def count(data: Bytes, dtype: DType) -> Counts:
+    """Count exactly. Called only for a chunk in which something is not finite. A complex value counts once."""
+    bits = data.view(_UNSIGNED[dtype.part])
+    sign = 1 << (8 * dtype.part - 1)
+    if dtype.nan is not None:
+        nan = bits == dtype.nan
+        infinite = np.zeros_like(nan)
+        magnitude = bits
+    else:
+        magnitude = bits & bits.dtype.type(sign - 1)
+        nan = magnitude > dtype.limit if dtype.infinity else magnitude >= dtype.limit
+        infinite = (magnitude == dtype.limit) & dtype.infinity
+    negative = bits >= sign
+    bad = nan | infinite
+    good = bits[~bad]
+    low, high = math.inf, -math.inf
+    if len(good):
+        inside = extremes(good.view(np.uint8), dtype)
+        low, high = inside.low, inside.high
+    if dtype.kind == "complex":
+        nan, bad = nan.reshape(-1, 2).any(axis=1), bad.reshape(-1, 2).any(axis=1)
+        neg = (infinite & negative).reshape(-1, 2).any(axis=1) & ~nan
+        pos = bad & ~nan & ~neg
+    else:
+        neg, pos = infinite & negative, infinite & ~negative
+    return Counts(int(nan.sum()), int(pos.sum()), int(neg.sum()), int(bad.argmax()), low, high)
+
+
+def value_of(bits: int, dtype: DType) -> float:
+    """The number that a pattern of bits is."""
+    if dtype.part == 1:
+        return _byte_values(dtype.name)[bits]
+    if dtype.name == "bfloat16":
+        return value_of(bits << 16, DTYPES["float32"])
+    layout = {2: "<e", 4: "<f", 8: "<d"}[dtype.part]
+    value: float = struct.unpack(layout, bits.to_bytes(dtype.part, "little"))[0]
+    return value
+
+
+@functools.cache
+def _byte_values(name: str) -> tuple[float, ...]:
+    """All 256 numbers of a float8. The format's name says its bits: e5m2 has 5 of exponent and 2 of mantissa."""
+    if name == "float8_e8m0fnu":
+        return (*(2.0 ** (bits - 127) for bits in range(255)), math.nan)
+    exponent_bits, mantissa_bits = int(name[8]), int(name[10])
+    bias = (1 << (exponent_bits - 1)) - (0 if name.endswith("uz") else 1)
+    dtype = DTYPES[name]
+    values = []
+    for bits in range(256):
+        exponent, mantissa = (bits & 0x7F) >> mantissa_bits, bits & ((1 << mantissa_bits) - 1)
+        if exponent:
+            value = (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
+        else:
+            value = mantissa / (1 << mantissa_bits) * 2.0 ** (1 - bias)
+        if dtype.nan == bits or (dtype.limit and (bits & 0x7F) > dtype.limit - (not dtype.infinity)):
+            value = math.nan
+        elif dtype.infinity and dtype.limit and (bits & 0x7F) == dtype.limit:
+            value = math.inf
+        values.append(-value if bits & 0x80 else value)
+    return tuple(values)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
+from nantrap.checkpoints.store.resume import scale_group
 from nantrap.guard.torch_private import inner_schedulers
 
 
@@ -18,11 +18,7 @@ def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
 def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
     """Multiply every learning rate, also those from which the scheduler computes the next ones."""
     for group in optimizer.param_groups:
-        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
-            if isinstance(group.get(key), Tensor):
-                group[key].mul_(factor)
-            elif isinstance(group.get(key), (int, float)):
-                group[key] *= factor
+        scale_group(group, factor)
     scale_bases(scheduler, factor)
 
 

@@ -7,8 +7,7 @@ import math
 import struct
 from typing import Any
 
-from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError, row_major
-from nantrap.checkpoints.audit.dtypes import DTYPES, DType
+from nantrap.checkpoints.audit.contents import DTYPES, Contents, DType, Extent, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped

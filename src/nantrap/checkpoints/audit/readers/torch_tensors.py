@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nantrap.checkpoints.audit.contents import StoredTensor, UnreadableError, row_major
-from nantrap.checkpoints.audit.dtypes import DTYPES, DType
+from nantrap.checkpoints.audit.contents import DTYPES, DType, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.known_names import LOADER
 from nantrap.checkpoints.audit.pickles import Name, Persistent, PickleCall
 from nantrap.checkpoints.audit.verdict import Problem
