@@ -11,7 +11,7 @@ import pytest
 
 from nantrap.cli import main
 from nantrap.incident import Incident
-from nantrap.report.formats import github, junit, problems_of_incident, sarif
+from nantrap.report.formats import github, junit, problem_of_incident, sarif
 from report.runs import EVIL, HOSTILE, MASKED, line, usual_run, write_incident, write_run
 
 
@@ -78,7 +78,7 @@ def test_junit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     healthy = ElementTree.fromstring(junit("good", ()))
     assert healthy.find("testsuite/testcase/failure") is None
     assert healthy.find("testsuite/testcase") is not None
-    ElementTree.fromstring(junit(EVIL, problems_of_incident(HOSTILE)))
+    ElementTree.fromstring(junit(EVIL, [problem_of_incident(HOSTILE)]))
 
 
 def test_github_annotations(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_github_annotations(run: Path, capsys: pytest.CaptureFixture[str]) -> No
         "a row in which every position is masked gave NaN, from sample 3; fix: give the row one valid key, or use "
         "nantrap.ops.masked_softmax(scores, mask): verified, the step is finite with it (trial 1) (step 7, rank 0)\n"
     )
-    assert github(problems_of_incident(HOSTILE)).count("\n") == 1, "no name begins a command of its own"
+    assert github([problem_of_incident(HOSTILE)]).count("\n") == 1, "no name begins a command of its own"
 
 
 def test_sarif(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_sarif(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "artifactLocation": {"uri": "model.py"}, "region": {"startLine": 39},
     }  # fmt: skip
     guess = replace(MASKED, causes=(replace(MASKED.causes[0], proven=False),), source=None)
-    (result,) = json.loads(sarif(problems_of_incident(guess)))["runs"][0]["results"]
+    (result,) = json.loads(sarif([problem_of_incident(guess)]))["runs"][0]["results"]
     assert result["level"] == "warning"
     assert "locations" not in result
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from nantrap.problems.progress import ProgressBar
 from nantrap.record import Run, open_run
 
 _LARGE = 50 << 20
@@ -14,15 +15,11 @@ _LARGE = 50 << 20
 def open_runs(paths: Sequence[str], *, columns: Collection[str] | None = None) -> list[Run]:
     """Open runs or logs, in order."""
     total = sum(_size(Path(path)) for path in paths)
-    if total < _LARGE or not sys.stderr.isatty():
+    if total < _LARGE:
         return [open_run(path, columns=columns) for path in paths]
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    bar = Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    with bar:
-        task = bar.add_task("reading", total=total)
-        return [open_run(path, columns=columns, on_read=lambda count: bar.advance(task, count)) for path in paths]
+    with ProgressBar(sys.stderr, after=0.0) as bar:
+        bar.add_total(total)
+        return [open_run(path, columns=columns, on_read=bar.add_bytes) for path in paths]
 
 
 def _size(path: Path) -> int:

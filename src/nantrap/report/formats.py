@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,30 @@ from nantrap.problems.sarif import sarif_document
 from nantrap.report.diagnostics import headline, verified_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
-from nantrap.report.view_run import RunView
+from nantrap.report.view_run import CheckRow, RunView
 
 SCHEMA = "nantrap.report/1"
 
 
-def problems_of_incident(incident: Incident) -> tuple[Problem, ...]:
-    """The one problem of an incident."""
+def problem_of_incident(incident: Incident) -> Problem:
+    """An incident as a problem."""
     cause = incident.causes[0] if incident.causes else None
     code = cause.code if cause else "NT000"
     parts = [headline(incident)]
     if cause is not None and cause.fix is not None:
         parts.append(f"fix: {visible(cause.fix.text)}{verified_text(cause)}")
-    return (
-        Problem(
-            code,
-            "error" if cause and cause.proven else "warning",
-            "; ".join(parts) + f" (step {incident.step:,}, rank {incident.rank})",
-            data={"times": 1},
-            place=_place(incident),
-            title=visible(cause.title) if cause else BY_CODE["NT000"].title,
-        ),
+    return Problem(
+        code,
+        "error" if cause and cause.proven else "warning",
+        "; ".join(parts) + f" (step {incident.step:,}, rank {incident.rank})",
+        data={"times": 1},
+        place=_place(incident),
+        title=visible(cause.title) if cause else BY_CODE["NT000"].title,
     )
 
 
-def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) -> tuple[Problem, ...]:
-    """The problems of a run, one for each cause and place."""
-    by_folder = dict(incidents)
+def problems_of_run(view: RunView, incidents: Mapping[str, Incident]) -> tuple[Problem, ...]:
+    """The problems of a run, one for each cause and place. `incidents` are the diagnosed ones by their folders."""
     problems = []
     for group in view.groups:
         how = "" if group.verdict.tone == "ok" else f" ({group.verdict.word})"
@@ -59,7 +56,7 @@ def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) ->
                 "error" if group.verdict.tone == "ok" else "warning",
                 message,
                 data={"times": len(group.steps)},
-                place=_place(by_folder.get(group.folder)),
+                place=_place(incidents.get(group.folder)),
                 title=visible(group.title),
             )
         )
@@ -178,16 +175,18 @@ def run_markdown(view: RunView) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def junit(name: str, problems: Sequence[Problem], *, stages: Sequence[tuple[str, str, bool]] = ()) -> str:
+def junit(name: str, problems: Sequence[Problem], *, stages: Sequence[CheckRow] = ()) -> str:
     """A JUnit file: a failing test for each problem, one that passes where there is none, and one for each stage."""
     cases = [
         JUnitCase(name, f"{problem.code} {problem.title}", "failed", problem.message, problem.message, problem.code)
         for problem in problems
     ]
-    for title, found, passed in stages:
-        cases.append(
-            JUnitCase(name, title, "passed") if passed else JUnitCase(name, title, "failed", found, "", "stage")
-        )
+    for stage in stages:
+        title = f"{stage.stage}: {stage.check}"
+        if stage.verdict.tone == "bad":
+            cases.append(JUnitCase(name, title, "failed", stage.found, "", "stage"))
+        else:
+            cases.append(JUnitCase(name, title, "passed"))
     return junit_document(
         f"nantrap {name}", cases or [JUnitCase(name, "every step was finite", "passed")], inside="testsuites"
     )

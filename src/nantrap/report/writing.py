@@ -43,7 +43,7 @@ def write_incident_report(folder: str | os.PathLike[str]) -> Path | None:
     """
     with contextlib.suppress(Exception):
         place = Path(folder)
-        _write(place / REPORT, incident_page(read_incident_view(place)))
+        write_atomically(place / REPORT, incident_page(read_incident_view(place)))
         return place / REPORT
     return None
 
@@ -61,7 +61,7 @@ def write_run_report(run_dir: str | os.PathLike[str]) -> Path | None:
         if not _ours(place / REPORT):
             return None
         run = open_run(place)
-        _write(place / REPORT, run_page(view_run(run)))
+        write_atomically(place / REPORT, run_page(view_run(run)))
         for folder in run.incidents[-_REFRESHED:]:  # pages of the past do not know what came after them
             if folder.incident is not None and (folder.path / REPORT).is_file() and _ours(folder.path / REPORT):
                 write_incident_report(folder.path)
@@ -126,7 +126,7 @@ def save(report: RenderedReport, place: Path, *, force: bool = False) -> None:
         raise UsageError(f"{place} exists and was not written by nantrap; --force overwrites it")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _write(place, report.text)
+        write_atomically(place, report.text)
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror or error}") from None
 
@@ -141,14 +141,6 @@ def _ours(place: Path) -> bool:
         return False
 
 
-def _write(place: Path, text: str) -> None:
-    write_atomically(place, text)
-
-
-def _run_incidents(run: Run) -> list[tuple[str, Incident]]:
-    return [(folder.path.name, folder.incident) for folder in run.incidents if folder.incident is not None]
-
-
 def _incident_report(view: IncidentView, kind: str, *, links: bool) -> str:
     if kind == "html":
         return incident_page(view, links=links)
@@ -156,21 +148,22 @@ def _incident_report(view: IncidentView, kind: str, *, links: bool) -> str:
         return formats.incident_markdown(view)
     if kind == "json":
         return formats.incident_json(view)
-    return _problems(f"step {view.incident.step}", formats.problems_of_incident(view.incident), kind, ())
+    return _problems(f"step {view.incident.step}", [formats.problem_of_incident(view.incident)], kind, ())
 
 
 def _run_report(run: Run, view: RunView, kind: str, *, links: bool) -> str:
+    """The report on a run in one of `FORMATS`."""
     if kind == "html":
         return run_page(view, links=links)
     if kind == "md":
         return formats.run_markdown(view)
     if kind == "json":
         return formats.run_json(view)
-    return _problems(view.name, formats.problems_of_run(view, _run_incidents(run)), kind, view.stages)
+    incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
+    return _problems(view.name, formats.problems_of_run(view, incidents), kind, view.stages)
 
 
 def _problems(name: str, problems: Sequence[Problem], kind: str, stages: Sequence[CheckRow]) -> str:
     if kind == "junit":
-        checks = [(f"{stage.stage}: {stage.check}", stage.found, stage.verdict.tone != "bad") for stage in stages]
-        return formats.junit(name, problems, stages=checks)
+        return formats.junit(name, problems, stages=stages)
     return formats.github(problems) if kind == "github" else formats.sarif(problems)
