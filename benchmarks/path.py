@@ -1,10 +1,14 @@
 """How long the path of a healthy step is: calls of nantrap's own functions, the files they are in, by `sys.setprofile`.
 
     python benchmarks/path.py [--calls] [--json]
+    python benchmarks/path.py --bad
 
 A step of a small model without buffers (`mlp`) and of one with BatchNorm (`cnn`), in the three ways to be guarded: two
 lines, `attempt`, and `nantrap run`. The journal is on and the policy is the default one. Generator expressions and
 comprehensions count as calls where Python makes a frame for them (up to 3.11). Counts do not depend on the machine.
+
+`--bad` counts the first bad step of a run instead: the logarithm of a softmax that underflows, by `attempt`, until the
+incident is written. That is what a reader has to follow who wants to change a diagnosis.
 """
 
 from __future__ import annotations
@@ -104,14 +108,40 @@ def count(folder: str) -> dict[str, dict[str, Calls]]:
     return {name: ways(CASES[name], os.path.join(folder, name)) for name in ("mlp", "cnn")}
 
 
+def first_bad_step(folder: str) -> Calls:
+    """The calls of the first bad step of a run: contained, located, explained, written."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    guard = nantrap.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-3), run_dir=folder, quiet=True)
+    batch = torch.randn(4, 4)
+
+    def loss_of(inputs: torch.Tensor) -> torch.Tensor:
+        return -torch.log(model(inputs).softmax(-1)).mean()
+
+    for _ in range(WARM):
+        guard.attempt(loss_of, batch)
+    calls = profiled(lambda: guard.attempt(loss_of, batch * 1000))
+    assert guard.last_incident is not None
+    assert guard.last_incident.cause is not None
+    assert guard.last_incident.cause.proven
+    guard.close()
+    return [(file, name) for file, name in calls if name != "<module>"]  # what the first failure imports
+
+
 def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", action="store_true", help="every call by name")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bad", action="store_true", help="the first bad step instead of healthy ones")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.bad:
+            calls = first_bad_step(folder)
+            functions, files = len(set(calls)), len({file for file, _ in calls})
+            print(f"first bad step: {len(calls):,} calls of {functions} functions in {files} files")
+            return
         found = count(folder)
     if arguments.json:
         rows = {

@@ -278,7 +278,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ReplayEntry:
     """What a step is made of, as the user's code has it today.
 
     Attributes:
@@ -292,7 +292,7 @@ class Entry:
     loss_fn: Callable[[Any], Any]
 
 
-def entry_of(entry: str | Callable[..., Any], state: Mapping[str, Tensor]) -> Entry:
+def entry_of(entry: str | Callable[..., Any], state: Mapping[str, Tensor]) -> ReplayEntry:
     """Call or read the entry.
 
     Args:
@@ -306,7 +306,7 @@ def entry_of(entry: str | Callable[..., Any], state: Mapping[str, Tensor]) -> En
     if needed > 2:
         raise UsageError(f"the entry needs {needed} arguments: {_FORMS}")
     model = _model_beside(function, state)
-    return Entry(model, None, function if needed == 1 else functools.partial(function, model))
+    return ReplayEntry(model, None, function if needed == 1 else functools.partial(function, model))
 
 
 def optimizer_of(read: ReadBundle, model: nn.Module, state: Mapping[str, Tensor]) -> torch.optim.Optimizer:
@@ -366,7 +366,7 @@ def _needed_arguments(function: Callable[..., Any]) -> int:
     return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
 
 
-def _built(build: Callable[[], Any]) -> Entry:
+def _built(build: Callable[[], Any]) -> ReplayEntry:
     """Call a function that takes nothing, and check what it made."""
     built = guarded_call(build)
     if isinstance(built, Mapping):
@@ -376,7 +376,7 @@ def _built(build: Callable[[], Any]) -> Entry:
             "the entry must return (model, optimizer, loss_fn), with loss_fn(batch) giving the loss; "
             "or take the batch and return the loss"
         )
-    return Entry(*built)
+    return ReplayEntry(*built)
 
 
 def _model_beside(function: Callable[..., Any], state: Mapping[str, Tensor]) -> nn.Module:
