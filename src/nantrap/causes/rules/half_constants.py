@@ -66,8 +66,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
     constants = _tiny_constants(case)
     facts = [f"the argument of {case.location.op} is exactly {pole:g} at {share(zero)} in {case.dtype}"]
     if constants:
-        text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
-        facts.append(f"in {case.dtype} {text}")
+        facts.append(f"in {case.dtype} {_as_rounded(constants[:2], case.output)}")
     # a slope of 1/eps may be too large for half-precision weights even where the value is repaired
     swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
     if trial.finite is False and not swallowed:
@@ -85,6 +84,11 @@ def eps_underflow_half(case: Case) -> Claim | None:
         shows="the same step in float32 is finite",
         help=f"compute this part in float32, or use an eps the dtype can hold ({_held(case.dtype, pole)})",
     )
+
+
+def _as_rounded(constants: list[float], like: Tensor) -> str:
+    """`1e-08 is 0`: what becomes of constants in a dtype."""
+    return ", ".join(f"{value:g} is {rounded(value, like):g}" for value in constants)
 
 
 def _at_pole(case: Case) -> tuple[float, Tensor]:

@@ -70,8 +70,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
             continue
         shown, plural = in_words(path), "s" * (below > 1)
         kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
-        values = " and ".join(f"{float(value):g}" for value in outside[:2])
-        values = values if outside.numel() <= 2 else f"values from {float(outside.min()):g} to {float(outside.max()):g}"
+        values = _in_words(outside)
         inside = tensor.clamp(0, 1) if flags else tensor.clamp(0.01, 0.99)
         trial = case.lab.with_tensor(path, f"{shown} brought into [0, 1]", tensor, inside)
         if trial.finite:
@@ -89,6 +88,13 @@ def _outside_the_domain(case: Case) -> Claim | None:
                 else f"bring {shown} into [0, 1] where it is loaded (percent need / 100)",
             )
     return None
+
+
+def _in_words(values: Tensor) -> str:
+    """`-1 and 255`, and for more than two of them `values from -1 to 255`."""
+    if values.numel() <= 2:
+        return " and ".join(f"{float(value):g}" for value in values)
+    return f"values from {float(values.min()):g} to {float(values.max()):g}"
 
 
 def _are_flags_but_a_few(tensor: Tensor, outside: Tensor) -> bool:
@@ -122,7 +128,7 @@ def _negative_label(case: Case) -> Claim | None:
         if not 0 < negative.numel() <= 2 or not same or float((tensor >= 0).float().mean()) < _MOSTLY:
             continue
         shown = in_words(path)
-        values = " and ".join(f"{float(value):g}" for value in negative)
+        values = _in_words(negative)
         trial = case.lab.with_tensor(path, f"{shown} clamped to 0 and above", tensor, tensor.clamp(min=0))
         if trial.finite:
             return Claim(

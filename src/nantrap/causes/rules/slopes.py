@@ -83,18 +83,21 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
         return None
     if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
         return _too_steep_for_half(case, steep)
-    name, (family, call, safe) = family_of(case.node)
+    name, (family, _, _) = family_of(case.node)
     if not name or family in ("acos", "exp"):
         return None
     if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "convolution_backward"):
         return None
-    inside, outside = _INSIDE.get(name) or _INSIDE[family]
     nearest = _nearest_to_zero(case)
-    if nearest is None:
+    if nearest is None or (nearest != 0.0 and (case.made != "inf" or nearest > _NEXT_TO_ZERO)):
         return None
-    exact = nearest == 0.0
-    if not exact and (case.made != "inf" or nearest > _NEXT_TO_ZERO):
-        return None
+    return _steep_at_zero(case, exact=nearest == 0.0)
+
+
+def _steep_at_zero(case: Case, *, exact: bool) -> Claim:
+    """The slope of a call at its pole, where it is infinite, or so near to it that it leaves the range of the dtype."""
+    name, (family, call, safe) = family_of(case.node)
+    inside, outside = _INSIDE.get(name) or _INSIDE[family]
     pole = "-1" if name == "Log1P" else "zero"
     where = f"at exactly {pole}" if exact else f"next to {pole}"
     grows = "is infinite" if exact else "leaves the range of the dtype"
