@@ -240,7 +240,7 @@ def _nodes_above(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Any]:
     return set(nodes)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LossPart:
     """Nodes from the loss down to the model's outputs, breadth first, and the tensors each of them saved."""
 

@@ -63,8 +63,9 @@ class _Leaf:
     needs_gradient: bool
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(NamedTuple):
+    """One recorded operation: what it was given, where its results lived, and what it drew at random."""
+
     op: Op
     func: Any
     args: Any
