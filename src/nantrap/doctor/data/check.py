@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nantrap.doctor.data import image_folder
-from nantrap.doctor.data.ctc import infeasible_samples
 from nantrap.doctor.data.findings import DataFinding, DataReport, data_finding
-from nantrap.doctor.data.judge import ctc_finding, different_lengths, judge_file, missing_in_samples
+from nantrap.doctor.data.judge import ctc_finding, different_lengths, infeasible_samples, judge_file, missing_in_samples
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import (
     combined,
@@ -23,6 +21,7 @@ from nantrap.doctor.data.readers import (
     factory,
     format_of,
     format_of_content,
+    images,
     plan_file,
     read_array,
     scan_shard,
@@ -133,17 +132,15 @@ class _Run:
         groups = [files[start : start + _IMAGES_AT_ONCE] for start in range(0, len(files), _IMAGES_AT_ONCE)]
         tasks = [[file.path for file in group] for group in groups]
         sizes = [sum(file.size for file in group) for group in groups]
-        looked = in_order(
-            self.engine, image_folder.look_at, tasks, lambda number: self.progress.on_bytes(sizes[number])
-        )
+        looked = in_order(self.engine, images.look_at, tasks, lambda number: self.progress.on_bytes(sizes[number]))
         roots = {file.path: file.root for file in files}
-        by_root: dict[str, list[image_folder.Pixels]] = {}
+        by_root: dict[str, list[images.Pixels]] = {}
         for pixels in looked:
             for image in pixels:
                 by_root.setdefault(roots[image.path], []).append(image)
                 self.lengths[image.path] = 0 if image.error else 1
         for root, found in by_root.items():
-            self.findings += image_folder.judge_images(found, root)
+            self.findings += images.judge_images(found, root)
 
     def tables(self, files: list[_File]) -> None:
         """All other files."""

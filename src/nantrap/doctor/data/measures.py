@@ -1,7 +1,9 @@
 """What one pass over a block of samples leaves behind: enough to judge the field, a few bytes per sample.
 
-`Block` is what a reader returns, `Measures` what the pass made of it. Measures of consecutive blocks are joined,
-in any process and any order, and judged once at the end.
+A reader returns a `Block`, `measure` makes `Measures` of it. Measures of consecutive blocks are joined, in any process
+and any order, and judged once at the end. The order of the pass matters for speed: the greatest and the least value of
+each sample are read first; NaN and Inf show in them. Everything else is measured only in the samples for which these
+two numbers leave a question open.
 """
 
 from __future__ import annotations
@@ -10,60 +12,20 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import numpy as np
 
-from nantrap.doctor.data.roles import Role
-from nantrap.doctor.data.rows import Array, Indices, Rows
+from nantrap.doctor.data.roles import DataOptions, Role, is_image_name, is_inverted_mask, role_of
+from nantrap.doctor.data.rows import Array, Block, Indices, Kind, Rows, Shape
+from nantrap.thresholds import FLOAT16_MAX, MASKED
 
-Kind = Literal["float", "half", "bfloat16", "int", "bool", "image", "text", "other"]
-"""`half` and `bfloat16` are held as their 16 bits; `image` is whole pixels; `text` and `other` are only counted."""
-
-Shape = tuple[object, ...]
-"""What must agree between samples: rank and dimensions, or for images the number of channels."""
-
-NOT_A_NUMBER: Final = "not a number"
-"""The shape of a sample that is text where the others are numbers."""
-
-OTHER_WIDTH: Final = "another number of cells"
-"""The shape of a row of a table that has more or fewer cells than most."""
-
+_IGNORED = -100
+"""The label that PyTorch's losses leave out."""
+_SHORT = 16
+"""Samples with fewer values than this may be constant or equal by chance."""
+_NONE: Indices = np.empty(0, dtype=np.int64)
 _TOPS = 4096
 _THINNING = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive samples of one field.
-
-    Attributes:
-        field: its name; `None` if the file holds nothing else.
-        kind: what its values are.
-        rows: the values; empty for text.
-        indices: the number of each sample in its file; samples that are missing or text are not among them.
-        shape: the shape of each sample, if all have the same.
-        shapes: the shape of each sample otherwise.
-        table: a column of a table, where a number per row may be anything: a feature, a count, an id.
-        missing: samples whose value is empty or null though the field has numbers.
-        nan_cells: how many of `missing` are cells of text that say NaN.
-        foreign: samples whose value is text though the field has numbers.
-        exact: the samples' marks are digests, because the reader cannot go back to compare two samples.
-        lone: the field is the only array of its file.
-    """
-
-    field: str | None
-    kind: Kind
-    rows: Rows
-    indices: Indices
-    shape: tuple[int, ...] | None = None
-    shapes: tuple[tuple[object, ...], ...] = ()
-    table: bool = False
-    missing: Indices = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    foreign: Indices = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    exact: bool = True
-    lone: bool = False
-    nan_cells: int = 0
 
 
 @dataclass(slots=True)
@@ -130,9 +92,6 @@ class Measures:
     def at(self, entries: Array) -> Indices:
         """The sample indices of these entries of `peaks` or `marks`."""
         return entries + self.start if self.positions is None else self.positions[entries]
-
-
-_NONE: Indices = np.empty(0, dtype=np.int64)
 
 
 def joined(parts: Sequence[Measures]) -> Measures:
@@ -225,3 +184,305 @@ def _joined_kind(parts: Sequence[Measures]) -> Kind:
         if kind in kinds:
             return kind
     return parts[0].kind
+
+
+def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
+    """Measure one block.
+
+    Args:
+        block: samples of one field.
+        options: what the user gave about the data.
+        file_stem: names the field of a file that holds only one array.
+    """
+    name = block.field if block.field is not None else file_stem
+    role = _role(block, name, options)
+    made = Measures(block.field, role, block.kind, table=block.table, exact=block.exact)
+    made.entries, made.missing, made.nan_cells = len(block.indices), len(block.missing), block.nan_cells
+    made.rows = made.entries + len(block.missing) + len(block.foreign)
+    if len(block.indices):
+        made.start = int(block.indices[0])
+        if int(block.indices[-1]) - made.start != len(block.indices) - 1:
+            made.positions = block.indices
+    if block.exact:
+        _note_shapes(made, block)
+    if len(block.missing):
+        made.hits["missing"] = block.missing
+    if len(block.foreign):
+        made.hits["foreign"] = block.foreign
+    rows = block.rows
+    if block.kind in ("text", "other") or rows.count == 0:
+        return made
+    widths = rows.widths
+    made.least_width = int(widths.min())
+    _measure_values(made, block, options, name)
+    if _compares(made.kind, role, rows) and not (block.lone and _is_one_image(block)):
+        made.marks = rows.digests() if block.exact or rows.starts is not None else rows.marks()
+        made.exact = block.exact or rows.starts is not None
+    if role in ("input_length", "target_length") and made.least_width == 1 and rows.width == 1:
+        made.numbers = rows.flat.astype(np.float64)
+    if role in ("label", "target", "token", "feature") and block.kind == "int" and block.exact:
+        made.needs = _ctc_needs(rows) if block.shape != () else None
+    return made
+
+
+def _role(block: Block, name: str, options: DataOptions) -> Role:
+    """The role by name, unless the kind of the values contradicts it.
+
+    A float array called `positions` is a feature and no id; a column called `weight` is a feature and no statistic. The
+    name of a file is less reliable than the name of a field: only labels, masks, ids and lengths are taken from it.
+    """
+    role = role_of(name, options)
+    floats = block.kind in ("float", "half", "bfloat16")
+    if role == "constant" and block.table:
+        return "feature"
+    if role == "identifier" and floats and not block.table:
+        return "feature"
+    if role in ("input_length", "target_length") and floats and block.rows.width != 1:  # the frames of a video
+        return "feature"
+    if block.field is None and role not in ("feature", "mask", "token"):
+        last = name.lower().rpartition("_")[2].rpartition("-")[2]
+        if role in ("input_length", "target_length"):
+            return role if last in ("length", "lengths", "len", "lens", "frames") else "feature"
+        if role in ("identifier", "constant"):
+            return "feature"
+        if role == "label" and floats and block.rows.width != 1 and options.labels is None:
+            return role if any(word in name.lower() for word in ("label", "target")) else "feature"
+    return role
+
+
+def _measure_values(made: Measures, block: Block, options: DataOptions, name: str) -> None:
+    """Everything that depends on the values, by kind."""
+    rows = block.rows
+    if block.kind in ("half", "bfloat16"):
+        peaks, low, high, equal = _half_extremes(made, block)
+    else:
+        peaks, low, high, equal = _extremes(made, block)
+    if block.kind in ("float", "half", "bfloat16") or block.table:
+        made.peaks = peaks
+    if options.dtype == "float16" and (block.kind == "float" or block.kind == "bfloat16" or block.table):
+        _hit(made, "overflows_half", peaks > FLOAT16_MAX, block)
+    if block.kind in ("float", "half", "bfloat16", "image"):
+        _hit(made, "constant_sample", equal & (rows.widths >= _SHORT), block)
+    if block.kind in ("float", "half", "bfloat16") and _looks_like_image(block, name):
+        candidates = np.flatnonzero((high >= 128) & (high <= 255) & (low >= 0))
+        whole = np.zeros(rows.count, dtype=np.bool_)
+        for index in candidates:
+            values = _as_float(rows.row(int(index)), block)
+            whole[index] = bool((values == np.trunc(values)).all())
+        _hit(made, "scale_suspect", whole, block)
+    if made.role == "mask":
+        _hit(made, "empty_mask", _empty_mask(block, name), block)
+    if block.kind in ("int", "float", "image", "bool"):
+        _measure_classes(made, block, options, low, high)
+
+
+def _extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
+    """Peak, least and greatest finite value of each sample, and whether all its values are equal."""
+    rows, flat = block.rows, block.rows.flat
+    with np.errstate(invalid="ignore", over="ignore"):
+        if block.kind != "float":
+            high = rows.reduce(np.maximum, flat, empty=0)
+            low = rows.reduce(np.minimum, flat, empty=0)
+            if high.dtype == np.bool_:
+                high, low = high.view(np.uint8), low.view(np.uint8)
+            filled = rows.widths > 0
+            if filled.any():
+                made.low, made.high = float(low[filled].min()), float(high[filled].max())
+            peaks = np.maximum(np.abs(high.astype(np.float64)), np.abs(low.astype(np.float64)))
+            return peaks, low, high, low == high
+        high = rows.reduce(np.maximum, flat, empty=np.nan)
+        low = rows.reduce(np.minimum, flat, empty=np.nan)
+        bad = ~(np.isfinite(high) & np.isfinite(low)) & (rows.widths > 0)
+        equal = (low == high) & ~bad
+        if bad.any():
+            high, low = high.copy(), low.copy()
+            _look_at_bad(made, block, np.flatnonzero(bad), low, high, additive=made.role == "mask")
+        finite = np.isfinite(high)
+        if finite.any():
+            made.low, made.high = float(low[finite].min()), float(high[finite].max())
+        return np.maximum(np.abs(high), np.abs(low)), low, high, equal
+
+
+def _look_at_bad(made: Measures, block: Block, bad: Array, low: Array, high: Array, *, additive: bool) -> None:
+    """Count NaN and Inf in the samples that hold any, and take the extremes of what is finite there."""
+    hits = []
+    for index in bad:
+        values = block.rows.row(int(index))
+        finite = values[np.isfinite(values)]
+        nan, infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        low[index], high[index] = (finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)
+        if additive and not nan and not np.isposinf(values).any():
+            continue  # -inf in an additive mask is intended
+        made.nan += nan
+        made.infinite += infinite
+        hits.append(int(block.indices[index]))
+    if hits:
+        made.hits["non_finite"] = np.array(hits, dtype=np.int64)
+
+
+def _half_extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
+    """As `_extremes`, on the 16 bits of float16 or bfloat16: numpy is slow on the one and lacks the other.
+
+    Without its sign bit, a larger bit pattern is a larger magnitude, and Inf and NaN are above all finite ones.
+    """
+    rows, bits = block.rows, block.rows.flat
+    infinity = 0x7C00 if block.kind == "half" else 0x7F80
+    magnitude = rows.reduce(np.maximum, bits & np.uint16(0x7FFF), empty=0)
+    highest, lowest = rows.reduce(np.maximum, bits, empty=0), rows.reduce(np.minimum, bits, empty=0)
+    bad = magnitude >= infinity
+    equal = (highest == lowest) & ~bad
+    peaks = _from_bits(magnitude, block.kind).astype(np.float64)
+    # Positive samples have no sign bit set anywhere, so their order is that of the bits.
+    high = np.where(highest < 0x8000, peaks, np.inf)
+    low = np.where(highest < 0x8000, _from_bits(lowest, block.kind), -np.inf)
+    if bad.any():
+        wide_low, wide_high = low.astype(np.float64), high.astype(np.float64)
+        for index in np.flatnonzero(bad):
+            values = _as_float(rows.row(int(index)), block)
+            finite = values[np.isfinite(values)]
+            peaks[index] = np.abs(finite).max() if len(finite) else np.nan
+            if made.role == "mask" and not (np.isnan(values) | np.isposinf(values)).any():
+                continue
+            made.nan += int(np.isnan(values).sum())
+            made.infinite += int(np.isinf(values).sum())
+            made.hits["non_finite"] = np.append(made.found("non_finite"), block.indices[index])
+        low, high = wide_low, wide_high
+    if not bad.any() and rows.count and int(highest.max()) == int(lowest.min()):
+        made.low = made.high = float(_from_bits(highest[:1], block.kind)[0])
+    elif rows.count:
+        top = float(np.nanmax(peaks)) if not np.isnan(peaks).all() else 0.0
+        made.low, made.high = (0.0 if int(highest.max()) < 0x8000 else -top), top
+        if made.low == made.high:
+            made.low = -1.0
+    return peaks, low, high, equal
+
+
+def _from_bits(bits: Array, kind: str) -> Array:
+    if kind == "half":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _as_float(values: Array, block: Block) -> Array:
+    return _from_bits(values, block.kind) if block.kind in ("half", "bfloat16") else values
+
+
+def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Array, high: Array) -> None:
+    """Labels and token ids against their ranges, and rows in which every label is ignored.
+
+    A field whose name has no known role is measured as both; the judge uses that only if it is the only candidate.
+    """
+    rows, flat = block.rows, block.rows.flat
+    is_label = made.role == "label"
+    if options.classes is not None and (is_label or (made.role == "feature" and block.kind == "int")):
+        suspicious = (low < 0) | (high >= options.classes)
+        if suspicious.any():
+            outside = ((flat < 0) | (flat >= options.classes)) & (flat != _IGNORED)
+            if block.kind == "float":
+                outside &= np.isfinite(flat)
+            _hit(made, "label_out_of_range", rows.any(outside), block)
+            worst = flat[outside]
+            made.label_range = (float(worst.min()), float(worst.max())) if len(worst) else (None, None)
+    is_token = made.role == "token" or (made.role == "feature" and block.kind == "int")
+    if options.vocab is not None and is_token and block.kind != "image":
+        _hit(made, "token_out_of_range", (low < 0) | (high >= options.vocab), block)
+    if is_label and not (rows.width == 1 and (block.shape == () or block.table)):
+        _hit(made, "all_labels_ignored", (low == _IGNORED) & (high == _IGNORED) & (rows.widths > 0), block)
+
+
+def _empty_mask(block: Block, name: str) -> Array:
+    """Samples whose mask lets nothing through; for an attention mask of rank 3 and more, in any of its rows."""
+    rows = block.rows
+    flat = _as_float(rows.flat, block)
+    inverted = is_inverted_mask(name)
+    additive = block.kind in ("float", "half", "bfloat16") and bool((flat <= MASKED).any())
+    valid = (flat == 0) if inverted else (flat != 0)
+    if additive:
+        valid = flat > MASKED
+    shape = block.shape
+    if shape is not None and len(shape) >= 2 and shape[-1] == shape[-2] and "att" in name.lower():
+        return np.asarray(~valid.reshape(rows.count, -1, shape[-1]).any(axis=2).all(axis=1))
+    return ~rows.any(valid) & (rows.widths > 0)
+
+
+def _ctc_needs(rows: Rows) -> Array:
+    """Number of labels plus number of neighbours that are equal, for each sample."""
+    starts = rows.bounds[:-1]
+    repeats = np.zeros(len(rows.flat) + 1, dtype=np.int64)
+    same = rows.flat[1:] == rows.flat[:-1]
+    same[starts[(starts > 0) & (starts < len(rows.flat))] - 1] = False  # neighbours in different samples
+    np.cumsum(same, out=repeats[2:])
+    return np.asarray(rows.widths + repeats[rows.bounds[1:]] - repeats[starts], dtype=np.float64)
+
+
+def _compares(kind: str, role: Role, rows: Rows) -> bool:
+    """Whether two samples of the field with equal values are a copy worth reporting."""
+    if role in ("mask", "label", "target", "input_length", "target_length", "constant"):
+        return False
+    if kind not in ("float", "half", "bfloat16", "image", "int"):
+        return False
+    if rows.starts is None and rows.width < _SHORT:
+        return False
+    if kind == "int" and role != "token":  # a mask without a name is no sequence of ids
+        return role == "feature" and bool(((rows.flat < 0) | (rows.flat > 1)).any())
+    return True
+
+
+def _is_one_image(block: Block) -> bool:
+    """A file with a single picture: its channels are not samples, and a grey picture has three equal ones."""
+    return block.shape is not None and len(block.shape) == 2 and int(block.rows.count) <= 4
+
+
+def _looks_like_image(block: Block, name: str) -> bool:
+    """A name or a shape of an image: height and width, with or without 1, 3 or 4 channels."""
+    role_excluded = role_of(name, DataOptions()) in ("mask", "label", "target")
+    shape = block.shape if block.shape is not None else (block.shapes[0] if block.shapes else ())
+    sizes = [size for size in shape if isinstance(size, int)]
+    if role_excluded or len(sizes) != len(shape):
+        return False
+    if is_image_name(name):
+        return True
+    if len(sizes) == 2:
+        return min(sizes) >= 8
+    if len(sizes) == 3:
+        return (sizes[0] in (1, 3, 4) and min(sizes[1:]) >= 4) or (sizes[2] in (1, 3, 4) and min(sizes[:2]) >= 4)
+    return False
+
+
+def _hit(made: Measures, slug: str, flags: Array, block: Block) -> None:
+    if flags.any():
+        made.hits[slug] = block.indices[np.flatnonzero(flags)]
+
+
+def _note_shapes(made: Measures, block: Block) -> None:
+    """Group the samples by what must agree between them."""
+    if block.shape is not None:
+        made.shapes[agreeing_shape(block.shape, block.kind)] = block.indices
+        return
+    if not block.shapes:
+        return
+    groups: dict[Shape, list[int]] = {}
+    indices = block.indices if len(block.indices) else block.foreign
+    for index, shape in zip(indices.tolist(), block.shapes, strict=True):
+        groups.setdefault(agreeing_shape(shape, block.kind), []).append(index)
+    made.shapes = {shape: np.array(found, dtype=np.int64) for shape, found in groups.items()}
+
+
+def agreeing_shape(shape: tuple[object, ...], kind: str) -> Shape:
+    """The part of a sample's shape that must be the same everywhere.
+
+    Images may differ in size, not in channels. A sequence may be shorter or longer if it holds ids or vectors; a
+    plain vector of floats may not.
+    """
+    if any(not isinstance(size, int) for size in shape):
+        return shape
+    if len(shape) == 3 and kind in ("float", "half", "bfloat16", "image"):
+        if shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4):
+            return ("channels first", shape[0])
+        if shape[2] in (1, 3, 4):
+            return ("channels last", shape[2])
+    if kind == "image" and len(shape) == 2:
+        return ("channels", 1)
+    if len(shape) == 1 and kind in ("float", "half", "bfloat16"):
+        return (1, *shape)
+    return (len(shape), *shape[1:])

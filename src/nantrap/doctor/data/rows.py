@@ -5,16 +5,29 @@ Arrays in files have equal rows, lists in JSON or Arrow have not. The rules see 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+
+Kind = Literal["float", "half", "bfloat16", "int", "bool", "image", "text", "other"]
+"""`half` and `bfloat16` are held as their 16 bits; `image` is whole pixels; `text` and `other` are only counted."""
+
+Shape = tuple[object, ...]
+"""What must agree between samples: rank and dimensions, or for images the number of channels."""
+
+NOT_A_NUMBER: Final = "not a number"
+"""The shape of a sample that is text where the others are numbers."""
+
+OTHER_WIDTH: Final = "another number of cells"
+"""The shape of a row of a table that has more or fewer cells than most."""
 
 _WORDS = 32
 """How many words of a long row its mark reads. Rows with equal marks are compared in full later."""
@@ -125,6 +138,44 @@ class Rows:
         mark = (words * _FACTORS[: words.shape[1]]).sum(axis=1, dtype=np.uint64)
         mark ^= mark >> np.uint64(29)
         return np.asarray(mark)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive samples of one field.
+
+    Attributes:
+        field: its name; `None` if the file holds nothing else.
+        kind: what its values are.
+        rows: the values; empty for text.
+        indices: the number of each sample in its file; samples that are missing or text are not among them.
+        shape: the shape of each sample, if all have the same.
+        shapes: the shape of each sample otherwise.
+        table: a column of a table, where a number per row may be anything: a feature, a count, an id.
+        missing: samples whose value is empty or null though the field has numbers.
+        nan_cells: how many of `missing` are cells of text that say NaN.
+        foreign: samples whose value is text though the field has numbers.
+        exact: the samples' marks are digests, because the reader cannot go back to compare two samples.
+        lone: the field is the only array of its file.
+    """
+
+    field: str | None
+    kind: Kind
+    rows: Rows
+    indices: Indices
+    shape: tuple[int, ...] | None = None
+    shapes: tuple[tuple[object, ...], ...] = ()
+    table: bool = False
+    missing: Indices = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    foreign: Indices = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    exact: bool = True
+    lone: bool = False
+    nan_cells: int = 0
+
+
+def text_block(name: str | None, *, missing: Indices, foreign: Indices, table: bool = True) -> Block:
+    """A field without numbers: which of its samples are missing, and which are text or something else."""
+    return Block(name, "text", Rows(np.empty(0), 0, 0), foreign[:0], table=table, missing=missing, foreign=foreign)
 
 
 def line_digests(data: Array, starts: Array, ends: Array) -> Array:

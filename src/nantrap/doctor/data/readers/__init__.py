@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nantrap.doctor.data.readers import arrays, arrow_files, csv_files, json_lines, tar_files
-from nantrap.doctor.data.readers.hdf5_files import open_hdf5
+from nantrap.doctor.data.readers.array_files import open_hdf5, open_npy, open_npz, open_torch
 from nantrap.doctor.data.readers.images import EXTENSIONS, is_image
-from nantrap.doctor.data.readers.numpy_files import open_npy, open_npz
-from nantrap.doctor.data.readers.torch_files import open_torch
+from nantrap.doctor.data.readers.text_pieces import plan_lines
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import Plan, Scanned, Shard, UnreadableDataError
@@ -33,8 +32,8 @@ class _Streamed(NamedTuple):
 
 
 _STREAMED: Final = {
-    "csv": _Streamed(csv_files.plan, csv_files.scan),
-    "jsonl": _Streamed(json_lines.plan, json_lines.scan),
+    "csv": _Streamed(plan_lines, csv_files.scan),
+    "jsonl": _Streamed(plan_lines, json_lines.scan),
     "parquet": _Streamed(arrow_files.plan, arrow_files.scan),
     "arrow": _Streamed(arrow_files.plan, arrow_files.scan),
     "tar": _Streamed(tar_files.plan, tar_files.scan),

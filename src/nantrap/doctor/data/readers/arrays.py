@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import Block, Kind, Measures, joined, thinned
+from nantrap.doctor.data.measures import Measures, joined, measure, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
-from nantrap.doctor.data.rows import Array, Rows, digest
+from nantrap.doctor.data.rows import Array, Block, Kind, Rows, digest
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 
 _PIECE = 4 << 20

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import Block, Measures, joined
+from nantrap.doctor.data.measures import Measures, joined, measure
 from nantrap.doctor.data.readers.arrays import kind_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.rows import Array, Rows
+from nantrap.doctor.data.rows import Array, Block, Rows, text_block
 from nantrap.doctor.data.shards import DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
 from nantrap.errors import MissingExtraError
@@ -228,13 +227,11 @@ def _blocks(arrow: Any, name: str, column: Any, start: int, made: Scanned) -> li
     if not (
         types.is_integer(number) or types.is_floating(number) or types.is_boolean(number) or types.is_decimal(number)
     ):
-        rows = Rows(np.empty(0), 0, 0)
-        return [Block(name, "text", rows, indices[:0], table=True, foreign=indices)]
+        return [text_block(name, missing=indices[:0], foreign=indices)]
     flat = np.asarray(values.cast(arrow.float64()) if types.is_decimal(number) else values)  # null becomes NaN
     used, kind = kind_of(flat.dtype, tuple(shape))
     if kind == "other":
-        rows = Rows(np.empty(0), 0, 0)
-        return [Block(name, "text", rows, indices[:0], table=True, foreign=indices)]
+        return [text_block(name, missing=indices[:0], foreign=indices)]
     flat = flat.view(used) if kind == "half" else flat
     if not lengths:
         rows = Rows(flat, len(flat), 1)

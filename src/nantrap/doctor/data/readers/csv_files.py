@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import OTHER_WIDTH, Block, Measures, joined
+from nantrap.doctor.data.measures import Measures, joined, measure
 from nantrap.doctor.data.readers.arrow_files import csv_table
-from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
+from nantrap.doctor.data.readers.text_pieces import line_bounds, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.rows import Array, Rows, line_digests
-from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.rows import OTHER_WIDTH, Array, Block, Rows, line_digests, text_block
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 _ROWS = 20_000
@@ -50,11 +49,6 @@ class _Layout:
     has_header: bool
     delimiter: str
     encoding: str
-
-
-def plan(path: str, format: str) -> Plan:
-    """Pieces that end with a line. Whether a quoted cell continues behind it is known when all are read."""
-    return plan_lines(path, format)
 
 
 def scan(shard: Shard, options: DataOptions) -> Scanned:
@@ -184,16 +178,16 @@ def _table_column(name: str, column: Any, indices: Array) -> Block:
         block_kind = "int" if types.is_integer(column.type) else "float"
         return _number_block(name, block_kind, numbers, indices[~missing], indices[missing], indices[:0])
     if types.is_null(column.type):
-        return _text_block(name, indices, indices[:0])
+        return text_block(name, missing=indices, foreign=indices[:0])
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         missing = np.asarray(column.is_null())
-        return _text_block(name, indices[missing], indices[~missing])
+        return text_block(name, missing=indices[missing], foreign=indices[~missing])
     compute = __import__("pyarrow.compute").compute
     trimmed = compute.utf8_lower(compute.utf8_trim_whitespace(column))
     if compute.any(compute.match_substring_regex(trimmed, r"^[-+]?(\.?[0-9]|inf)")).as_py():
         return _column(name, column.to_pylist(), indices)
     empty = np.asarray(compute.is_in(trimmed, value_set=pyarrow.array(sorted(_EMPTY))))
-    return _text_block(name, indices[empty], indices[~empty])
+    return text_block(name, missing=indices[empty], foreign=indices[~empty])
 
 
 # ---- row by row
@@ -276,7 +270,9 @@ def _column(name: str, cells: list[str | None], indices: Array) -> Block:
     filled = np.flatnonzero(~np.isnan(values))
     nan_cells = _nan_cells(cells[position] for position in missing)
     if not len(filled):
-        return dataclasses.replace(_text_block(name, indices[missing], indices[foreign]), nan_cells=nan_cells)
+        return dataclasses.replace(
+            text_block(name, missing=indices[missing], foreign=indices[foreign]), nan_cells=nan_cells
+        )
     looked = [cells[i] or "" for i in filled[:64]]
     whole = all("." not in cell and "e" not in cell.lower() for cell in looked)
     numbers = values[filled]
@@ -294,14 +290,9 @@ def _nan_cells(cells: Iterable[str | None]) -> int:
 def _number_block(name: str, kind: Any, numbers: Array, filled: Array, missing: Array, foreign: Array) -> Block:
     """The block holds the numbers only; the indices of the others are passed separately."""
     if not len(numbers):
-        return _text_block(name, missing, foreign)
+        return text_block(name, missing=missing, foreign=foreign)
     rows = Rows(numbers, len(numbers), 1)
     return Block(name, kind, rows, filled, shape=(), table=True, missing=missing, foreign=foreign)
-
-
-def _text_block(name: str, missing: Array, foreign: Array) -> Block:
-    none = missing[:0]
-    return Block(name, "text", Rows(np.empty(0), 0, 0), none, table=True, missing=missing, foreign=foreign)
 
 
 def _number(cell: str) -> float | None:

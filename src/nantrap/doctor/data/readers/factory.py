@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nantrap.doctor.data.measures import Measures, joined
-from nantrap.doctor.data.readers.json_lines import measure_records
+from nantrap.doctor.data.readers.records import measure_records
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.shards import DataProblem, Scanned
 from nantrap.errors import UsageError

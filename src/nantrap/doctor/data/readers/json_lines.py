@@ -7,28 +7,21 @@ JSON lines are meant (a key that is missing here and there, NaN, a broken line) 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.measures import Measures, joined, measure
 from nantrap.doctor.data.readers.arrow_files import blocks_of_batch, whole_json_table
-from nantrap.doctor.data.readers.records import blocks_of_column
-from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
+from nantrap.doctor.data.readers.records import DEEPEST, measure_records
+from nantrap.doctor.data.readers.text_pieces import line_bounds, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Scanned, Shard
 from nantrap.doctor.data.stored import open_source
 
 _LINES = 4_000
-_DEEP = 4
 _BOM = b"\xef\xbb\xbf"
-
-
-def plan(path: str, format: str) -> Plan:
-    """Pieces that end with a line."""
-    return plan_lines(path, format)
 
 
 def scan(shard: Shard, options: DataOptions) -> Scanned:
@@ -60,7 +53,7 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
 
 def _scan_table(data: bytes, options: DataOptions) -> Scanned | None:
     """All lines together; `None` if they have to be read one by one."""
-    table = whole_json_table(data, deep=_DEEP)
+    table = whole_json_table(data, deep=DEEPEST)
     if table is None:
         return None
     starts, _ = line_bounds(np.frombuffer(data, dtype=np.uint8))
@@ -92,24 +85,3 @@ def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
     measure_records(batch, options, parts)
     made.measures = [joined(found) for found in parts.values()]
     return made
-
-
-def measure_records(
-    batch: list[tuple[int, Any]], options: DataOptions, parts: dict[str | None, list[Measures]], stem: str = ""
-) -> None:
-    """Measure records (dicts, lists or single values), column by column."""
-    columns: dict[str | None, list[tuple[int, Any]]] = {}
-    for index, record in batch:
-        for name, value in _flat(None, record, 0):
-            columns.setdefault(name, []).append((index, value))
-    for name, values in columns.items():
-        for block in blocks_of_column(name, values, table=True):
-            parts.setdefault(name, []).append(measure(block, options, file_stem=stem))
-
-
-def _flat(name: str | None, value: Any, depth: int) -> Iterator[tuple[str | None, Any]]:
-    if isinstance(value, dict) and depth < _DEEP:
-        for key, inner in value.items():
-            yield from _flat(str(key) if name is None else f"{name}.{key}", inner, depth + 1)
-    elif not isinstance(value, dict):
-        yield name, value if not isinstance(value, np.generic) else value.item()

@@ -6,14 +6,31 @@ flat array; what is not a number is noted by its index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measures import NOT_A_NUMBER, Block
+from nantrap.doctor.data.measures import Measures, measure
 from nantrap.doctor.data.readers.arrays import kind_of, native
-from nantrap.doctor.data.rows import Array, Rows
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.rows import NOT_A_NUMBER, Array, Block, Rows, text_block
+
+DEEPEST = 4
+"""How many objects inside of objects a field may come from."""
+
+
+def measure_records(
+    batch: list[tuple[int, Any]], options: DataOptions, parts: dict[str | None, list[Measures]], stem: str = ""
+) -> None:
+    """Measure records (dicts, lists or single values), column by column."""
+    columns: dict[str | None, list[tuple[int, Any]]] = {}
+    for index, record in batch:
+        for name, value in _flat(None, record, 0):
+            columns.setdefault(name, []).append((index, value))
+    for name, values in columns.items():
+        for block in blocks_of_column(name, values, table=True):
+            parts.setdefault(name, []).append(measure(block, options, file_stem=stem))
 
 
 def blocks_of_column(name: str | None, values: Sequence[tuple[int, Any]], *, table: bool) -> list[Block]:
@@ -28,19 +45,14 @@ def blocks_of_column(name: str | None, values: Sequence[tuple[int, Any]], *, tab
     texts = [index for index, value in values if isinstance(value, str)]
     arrays = [(index, _as_array(value)) for index, value in values if value is not None and not isinstance(value, str)]
     arrays, other = [pair for pair in arrays if pair[1] is not None], [index for index, made in arrays if made is None]
+    absent, strange = np.array(missing, dtype=np.int64), np.array(sorted(texts + other), dtype=np.int64)
     if not arrays:
-        none = np.empty(0, dtype=np.int64)
-        strange = np.array(sorted(texts + other), dtype=np.int64)
-        absent = np.array(missing, dtype=np.int64)
-        return [Block(name, "text", Rows(np.empty(0), 0, 0), none, table=table, missing=absent, foreign=strange)]
-    foreign = sorted(texts + other)
+        return [text_block(name, missing=absent, foreign=strange, table=table)]
     blocks = _grouped(name, arrays, table=table)
     blank = Rows(blocks[0].rows.flat[:0], 0, 0)
     if missing:
-        absent = np.array(missing, dtype=np.int64)
         blocks.append(Block(name, blocks[0].kind, blank, absent[:0], table=table, missing=absent))
-    if foreign:
-        strange = np.array(foreign, dtype=np.int64)
+    if len(strange):
         shapes = ((NOT_A_NUMBER,),) * len(strange)
         blocks.append(Block(name, blocks[0].kind, blank, strange[:0], shapes=shapes, table=table, foreign=strange))
     return blocks
@@ -57,7 +69,7 @@ def _grouped(name: str | None, arrays: list[tuple[int, Any]], *, table: bool) ->
     sample = tuple(size for size in shapes[0] if isinstance(size, int))
     used, kind = kind_of(flat.dtype, sample)
     if kind == "other":
-        return [Block(name, "text", Rows(np.empty(0), 0, 0), indices[:0], table=table, foreign=indices)]
+        return [text_block(name, missing=indices[:0], foreign=indices, table=table)]
     factor = 2 if made[0].dtype.kind == "c" else 1
     lengths = np.array([array.size * factor for array in made], dtype=np.int64)
     rows = Rows.of_lists(flat.view(used) if kind == "half" else flat, lengths)
@@ -121,3 +133,11 @@ def _flatten(value: Any, numbers: list[Any]) -> bool:
         numbers.append(value)
         return True
     return False
+
+
+def _flat(name: str | None, value: Any, depth: int) -> Iterator[tuple[str | None, Any]]:
+    if isinstance(value, dict) and depth < DEEPEST:
+        for key, inner in value.items():
+            yield from _flat(str(key) if name is None else f"{name}.{key}", inner, depth + 1)
+    elif not isinstance(value, dict):
+        yield name, value if not isinstance(value, np.generic) else value.item()

@@ -19,7 +19,7 @@ import numpy as np
 
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import images
-from nantrap.doctor.data.readers.json_lines import measure_records
+from nantrap.doctor.data.readers.records import measure_records
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
