@@ -10,8 +10,7 @@ import pytest
 
 from nantrap.doctor.data import check_data
 from nantrap.doctor.preflight.edges import check_edges
-from nantrap.doctor.preflight.subject import Subject, make_subject
-from nantrap.doctor.preflight.trial import try_step
+from nantrap.doctor.preflight.subject import Subject, make_subject, try_step
 from nantrap_systems import load_system
 
 

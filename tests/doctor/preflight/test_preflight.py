@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import nantrap
-from nantrap.doctor.preflight.draws import check_draws
 from nantrap.doctor.preflight.drill import check_guard
 from nantrap.doctor.preflight.edges import check_edges, parts_of
-from nantrap.doctor.preflight.gradients import check_gradients
-from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
-from nantrap.doctor.preflight.margins import check_margins
+from nantrap.doctor.preflight.fresh_model import check_activations, check_first_loss, check_gradients, check_weights
+from nantrap.doctor.preflight.margins import check_draws, check_margins
 from nantrap.doctor.preflight.subject import Subject, make_subject
 from nantrap.errors import UsageError
 

@@ -12,16 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nantrap.doctor.preflight.draws import check_draws
-from nantrap.doctor.preflight.drill import check_cost, check_guard
+from nantrap.doctor.preflight.drill import check_cost, check_guard, ranks_in_waiting
 from nantrap.doctor.preflight.edges import check_edges
-from nantrap.doctor.preflight.gradients import check_gradients
-from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
-from nantrap.doctor.preflight.margins import check_margins
-from nantrap.doctor.preflight.rank_drill import ranks_in_waiting
+from nantrap.doctor.preflight.fresh_model import check_activations, check_first_loss, check_gradients, check_weights
+from nantrap.doctor.preflight.margins import check_draws, check_margins
 from nantrap.doctor.preflight.report import PreflightCheck, PreflightReport
-from nantrap.doctor.preflight.subject import LossFunction, Subject, make_subject
-from nantrap.doctor.preflight.trial import StepResult, try_step
+from nantrap.doctor.preflight.subject import LossFunction, StepResult, Subject, make_subject, try_step
 from nantrap.locate import RngState
 
 _HALVES = (("bf16", torch.bfloat16), ("fp16", torch.float16))

@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from nantrap.doctor.data.roles import DataOptions, is_inverted_mask, role_of
 from nantrap.doctor.preflight.report import PreflightCheck
-from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import StepResult, quiet, try_step
+from nantrap.doctor.preflight.subject import StepResult, Subject, quiet, try_step
 from nantrap.locate import batch_size, select, tensors_of
 from nantrap.locate.batch import with_tensor
 from nantrap.problems import Severity

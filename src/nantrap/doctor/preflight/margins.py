@@ -1,4 +1,7 @@
-"""Margins: how far learning rate, input scale and logit scale can grow before a step breaks."""
+"""How far a step is from breaking: how much learning rate, input scale and logit scale can grow; other random numbers.
+
+A model that draws noise levels, dropout or masks gets their rare values one day.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from torch import Tensor
 
 from nantrap.doctor.preflight.edges import parts_of
 from nantrap.doctor.preflight.report import PreflightCheck
-from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import quiet
+from nantrap.doctor.preflight.subject import Subject, quiet, try_step
 from nantrap.locate.batch import with_tensor
 
+_DRAWS_NAME = "random draws"
+_DRAWS = 64
+_LOOKED_AT = 3
+_DRAW_SECONDS = 5.0
 _STEPS = 5
 _DIVERGED = 10.0
 """A loss that is ten times the first one, and 10 above it, has diverged."""
@@ -117,3 +123,43 @@ def _scaled(output: Any, factor: float) -> Any:
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
         return tuple(_scaled(part, factor) for part in output)
     return output
+
+
+def check_draws(subject: Subject) -> PreflightCheck:
+    """The loss of the same batch under other random numbers. The first bad one is made again as a step."""
+    losses = _drawn_losses(subject)
+    if not math.isfinite(losses[-1]):
+        return _failed_draw(subject, seed=len(losses))
+    if len(set(losses)) == 1:
+        return PreflightCheck(_DRAWS_NAME, "unjudged", "the loss draws no random numbers")
+    limit = f" (no more in {_DRAW_SECONDS:.0f} s)" if len(losses) < _DRAWS else ""
+    text = f"{len(losses)} draws, loss {min(losses):.4g} to {max(losses):.4g}{limit}"
+    return PreflightCheck(
+        _DRAWS_NAME, "ok", text, data={"draws": len(losses), "least": min(losses), "largest": max(losses)}
+    )
+
+
+def _drawn_losses(subject: Subject) -> list[float]:
+    """The loss after the seeds 1, 2, ...; up to the first that is not finite, or a few if all are equal."""
+    fresh = subject.fresh()
+    losses: list[float] = []
+    begin = time.perf_counter()
+    with quiet(), torch.no_grad():
+        for seed in range(1, _DRAWS + 1):
+            torch.manual_seed(seed)
+            losses.append(float(fresh.total_loss(subject.batch)))
+            constant = len(losses) == _LOOKED_AT and len(set(losses)) == 1
+            if constant or not math.isfinite(losses[-1]) or time.perf_counter() - begin > _DRAW_SECONDS:
+                break
+    return losses
+
+
+def _failed_draw(subject: Subject, *, seed: int) -> PreflightCheck:
+    result = try_step(subject, seed=seed)
+    words = f"not finite after torch.manual_seed({seed})"
+    if result.finite or result.error:  # it needs what the draws before it left behind
+        return PreflightCheck(_DRAWS_NAME, "error", words, "a rare random value breaks the loss", {"seed": seed})
+    help_text = result.help or "a rare random value breaks the loss"
+    return PreflightCheck(
+        _DRAWS_NAME, "error", f"{result.message}, {words}", help_text, {**result.values(), "seed": seed}
+    )
