@@ -104,7 +104,11 @@ def test_a_patch_keeps_comments_and_order(radiodiff: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("c.py", "LR = 1e-4  # x\nMHC_N = 2\nBATCH_SIZE = 32\n", "LR = 1.5e-4  # x\nMHC_N = 4\nBATCH_SIZE = 48\n"),
+        (
+            "c.py",
+            "LR = 1e-4  # x\nNUM_STREAMS = 2\nBATCH_SIZE = 32\n",
+            "LR = 1.5e-4  # x\nNUM_STREAMS = 4\nBATCH_SIZE = 48\n",
+        ),
         ("c.toml", '[train]\nlr = 0.002 # x\nname = "é"\n', '[train]\nlr = 0.003 # x\nname = "é"\n'),
         ("c.json", '{"name": "é", "lr": 2e-5}\n', '{"name": "é", "lr": 3e-5}\n'),
         ("c.sh", "LR=1e-4\npython train.py --lr $LR\n", "LR=1.5e-4\npython train.py --lr $LR\n"),

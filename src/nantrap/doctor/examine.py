@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
+from nantrap.doctor.configuration.names import declared_names
 from nantrap.doctor.configuration.precision import computation, weights
 from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch
 from nantrap.doctor.configuration.shell_file import read_shell
@@ -88,13 +89,13 @@ def examine_repository(
     collecting = gc.isenabled()
     gc.disable()  # syntax trees are many small objects, which the collector would walk over again and again
     try:
-        return _examined(paths, names)
+        return _examined(paths, {**declared_names(), **(names or {})})
     finally:
         if collecting:
             gc.enable()
 
 
-def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[DoctorReport, Repository]:
+def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorReport, Repository]:
     """Read all files, compose their settings and run every check."""
     notes: list[LeftOut] = []
     texts: dict[str, Text] = {}
@@ -127,11 +128,11 @@ def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Do
     )
 
 
-def _read_python(text: Text, repository: Repository, names: Mapping[str, str] | None) -> None:
+def _read_python(text: Text, repository: Repository, names: Mapping[str, str]) -> None:
     """Add a Python file and its settings to the repository; of a test only the module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-        module = read_module(text.text, file=text.file, root=text.root, extra=dict(names) if names else None)
+        module = read_module(text.text, file=text.file, root=text.root, extra=names)
     repository.modules.append(module)
     if module.is_test:
         return
@@ -143,7 +144,7 @@ def _add_trees(
     trees: Mapping[str, Branch],
     texts: Mapping[str, Text],
     repository: Repository,
-    names: Mapping[str, str] | None,
+    names: Mapping[str, str],
     notes: list[LeftOut],
 ) -> None:
     """Add the configuration files as sources: composed by Hydra where they are, else each alone."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nantrap.doctor.configuration.names import plain
-from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, SettingSource
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceKind, SourceRole
 from nantrap.doctor.source.expressions import dotted, name_of
 from nantrap.doctor.source.module import Function, Module
 
@@ -87,11 +87,11 @@ class Repository:
     kept: dict[str, Any] = field(default_factory=dict)
     """What a check has found out about all files, so that it is found out once."""
 
-    def by_role(self, role: Role) -> list[SettingSource]:
+    def by_role(self, role: SourceRole) -> list[SettingSource]:
         """Every source with this role."""
         return [source for source in self.sources if source.role == role]
 
-    def partners(self, source: SettingSource, role: Role) -> list[SettingSource]:
+    def partners(self, source: SettingSource, role: SourceRole) -> list[SettingSource]:
         """The launchers or DeepSpeed files that a source runs with.
 
         A file that is named (`--config_file`, `deepspeed="zero2.json"`) is taken; else the nearest one in the folders
@@ -160,7 +160,7 @@ class Repository:
 
         return self.agreed(near, read)
 
-    def _in_collection(self, source: SettingSource, role: Role) -> bool:
+    def _in_collection(self, source: SettingSource, role: SourceRole) -> bool:
         """Whether a file is one of many configurations in a folder, and does not mention DeepSpeed."""
         if role != "deepspeed" or source.kind not in ("yaml", "json", "toml"):
             return False
@@ -247,7 +247,7 @@ def _nearest(source: SettingSource, candidates: Sequence[SettingSource]) -> list
     return [other for distance, other in reach if distance == least]
 
 
-def sources_of(settings: Sequence[Setting], *, file: str, kind: Kind) -> list[SettingSource]:
+def sources_of(settings: Sequence[Setting], *, file: str, kind: SourceKind) -> list[SettingSource]:
     """The sources of a file's settings; a DeepSpeed section inside another file is a separate source."""
     found: list[SettingSource] = []
     rest = list(settings)
@@ -305,7 +305,7 @@ def _deepspeed_sections(settings: Sequence[Setting]) -> set[tuple[str, ...]]:
     return found
 
 
-def _deepspeed(settings: Sequence[Setting], depth: int, *, file: str, kind: Kind) -> SettingSource:
+def _deepspeed(settings: Sequence[Setting], depth: int, *, file: str, kind: SourceKind) -> SettingSource:
     parts = []
     for each in settings:
         names = each.names[depth:]

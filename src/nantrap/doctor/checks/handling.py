@@ -22,8 +22,8 @@ from nantrap.doctor.source.expressions import (
     operation,
 )
 from nantrap.doctor.source.flow import (
-    StepEvent,
-    StepFlow,
+    LoopEvent,
+    LoopFlow,
     any_between,
     expanded,
     follows,
@@ -207,7 +207,7 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Sightin
             )
 
 
-def _tests_wider(module: Module, flow: StepFlow) -> bool:
+def _tests_wider(module: Module, flow: LoopFlow) -> bool:
     """Whether Inf is tested somewhere in the function or its helpers."""
     functions = {id(event.function): event.function for event in flow.events}
     functions[id(flow.function)] = flow.function
@@ -290,7 +290,7 @@ def _nan_tested(test: ast.expr, function: Function) -> ast.expr | None:
     return None
 
 
-def _loss_tested(event: StepEvent) -> bool:
+def _loss_tested(event: LoopEvent) -> bool:
     """Whether a condition tests a loss for NaN or Inf."""
     assert isinstance(event.node, ast.If)
     for part in expanded(event.node.test, event.function):
@@ -327,7 +327,7 @@ def _asks_non_finite(test: ast.expr, function: Function) -> bool:
     return False
 
 
-def _inside_finite_test(event: StepEvent) -> bool:
+def _inside_finite_test(event: LoopEvent) -> bool:
     """Whether an event happens only when a test for NaN or Inf says so."""
     for test, arm in event.around.arms:
         try:
@@ -355,7 +355,7 @@ def _flag_of_a_test(test: str, function: Function) -> bool:
     return False
 
 
-def _zeroes_non_finite(event: StepEvent) -> bool:
+def _zeroes_non_finite(event: LoopEvent) -> bool:
     """Whether a write to a gradient replaces what is not finite by zero."""
     node = event.node
     if isinstance(node, ast.Assign):

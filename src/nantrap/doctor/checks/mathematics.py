@@ -24,7 +24,7 @@ from nantrap.doctor.source.expressions import (
     peeled,
 )
 from nantrap.doctor.source.flow import flow_of
-from nantrap.doctor.source.module import Function, Module, Site
+from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _GRID: Final = re.compile(r"grid|coord|channel|^ind|^idx|arange|freq|mesh|position|linspace")
 _CONSTANT: Final = re.compile(r"^(mu|c|delta|huber_c|sigma_data|beta|eps|epsilon|margin|alpha|gamma|const)$")
@@ -53,7 +53,7 @@ _GROUPED: Final = re.compile(r"grouped|^group$|_group$|^group_(?!norm)|num_gener
 @source_check("sqrt_at_zero")
 def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The square root of a sum of squares, whose derivative is infinite at zero."""
-    found: list[tuple[ast.expr, ast.expr, Site]] = []
+    found: list[tuple[ast.expr, ast.expr, CodePlace]] = []
     for call, place in module.sites("sqrt", "sqrt_"):
         root = operation(module, call)
         if root is not None and root.operand is not None:
@@ -387,7 +387,7 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
     return "ddof" in keywords
 
 
-def _only_logged(call: ast.Call, place: Site) -> bool:
+def _only_logged(call: ast.Call, place: CodePlace) -> bool:
     """`x.std().item()` and what is in a print or a log."""
     for each in ast.walk(place.statement):
         outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
@@ -437,7 +437,7 @@ def _of_groups(node: ast.expr, function: Function, line: int) -> bool:
     return any(_GROUPED.search(name) for name in names)
 
 
-def _size_tested(call: ast.Call, place: Site) -> bool:
+def _size_tested(call: ast.Call, place: CodePlace) -> bool:
     """`x.std() if x.numel() > 1 else 0`."""
     for each in ast.walk(place.statement):
         if isinstance(each, ast.IfExp) and any(inner is call for inner in ast.walk(each)):
@@ -446,5 +446,5 @@ def _size_tested(call: ast.Call, place: Site) -> bool:
     return False
 
 
-def _divides(place: Site) -> bool:
+def _divides(place: CodePlace) -> bool:
     return any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) for each in ast.walk(place.statement))

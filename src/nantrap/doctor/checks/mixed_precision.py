@@ -15,8 +15,8 @@ from nantrap.doctor.configuration.precision import Asked, computation, half_flag
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, number, switch
 from nantrap.doctor.repository import Repository, possible_values
 from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_of
-from nantrap.doctor.source.flow import StepFlow, flow_of, follows
-from nantrap.doctor.source.module import Function, Module, Site
+from nantrap.doctor.source.flow import LoopFlow, flow_of, follows
+from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _ROLES: Final = {"trainer": "the trainer", "launcher": "the launcher", "deepspeed": "DeepSpeed", "code": "the code"}
@@ -398,7 +398,7 @@ def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
     return "'cuda" in text or '"cuda' in text
 
 
-def _differentiating(module: Module) -> Iterator[StepFlow]:
+def _differentiating(module: Module) -> Iterator[LoopFlow]:
     """The flows of every function with a backward."""
     for function in module.functions:
         if not function.silent and not isinstance(function.node, ast.Lambda):
@@ -407,7 +407,7 @@ def _differentiating(module: Module) -> Iterator[StepFlow]:
                 yield flow
 
 
-def _all_flows(module: Module, needed: str) -> Iterator[StepFlow]:
+def _all_flows(module: Module, needed: str) -> Iterator[LoopFlow]:
     if needed not in module.calls or "step" not in module.calls or module.is_test:
         return
     for function in module.functions:
@@ -415,7 +415,7 @@ def _all_flows(module: Module, needed: str) -> Iterator[StepFlow]:
             yield flow_of(module, function)
 
 
-def _around_loss(place: Site) -> bool:
+def _around_loss(place: CodePlace) -> bool:
     """Whether a with-block computes a loss that is trained on."""
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):

@@ -12,7 +12,7 @@ from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, keyword_of, name_of, operation
 from nantrap.doctor.source.flow import flow_of
-from nantrap.doctor.source.module import Function, Module, Site
+from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _NO_FORWARD: Final = frozenset(
     {
@@ -144,7 +144,7 @@ def _method_of(func: ast.AST, node: ast.Attribute) -> bool:
     return isinstance(func, ast.Attribute) and func.value is node and dotted(node.value) not in ("self", "", "cls")
 
 
-def _gives_loss(call: ast.Call, place: Site) -> bool:
+def _gives_loss(call: ast.Call, place: CodePlace) -> bool:
     """Whether what the call returns is the loss, or goes into it."""
     statement = place.statement
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -165,7 +165,7 @@ def _gives_loss(call: ast.Call, place: Site) -> bool:
     )
 
 
-def _trained_here(module: Module, place: Site) -> bool:
+def _trained_here(module: Module, place: CodePlace) -> bool:
     """Whether the loss of this function is differentiated: here, or in a function that calls it."""
     if flow_of(module, place.function).of("backward"):
         return True

@@ -26,7 +26,7 @@ from nantrap.doctor.source.expressions import (
     operation,
     peeled,
 )
-from nantrap.doctor.source.module import Function, Module, Site
+from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _LOGS: Final = ("log", "log2", "log10")
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
@@ -195,7 +195,7 @@ def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: b
     return Sighting("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
 
 
-def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Site, ast.expr]]:
+def _logarithms(module: Module) -> Iterator[tuple[ast.Call, CodePlace, ast.expr]]:
     """Every logarithm with its place and its argument; for `log1p(-p)` the argument is p."""
     for call, place in module.sites(*_LOGS):
         found = operation(module, call)
@@ -348,7 +348,7 @@ def _traced_names(node: ast.expr, function: Function, line: int, depth: int) -> 
     return names
 
 
-def _handles_empty_rows(module: Module, place: Site, call: ast.Call) -> bool:
+def _handles_empty_rows(module: Module, place: CodePlace, call: ast.Call) -> bool:
     """Whether rows without a valid position are looked after in the same function."""
     function = place.function
     for each in ast.walk(function.node):

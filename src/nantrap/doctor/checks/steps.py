@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import dotted
-from nantrap.doctor.source.flow import StepEvent, StepFlow, any_between, follows, is_optimizer, training_flows
+from nantrap.doctor.source.flow import LoopEvent, LoopFlow, any_between, follows, is_optimizer, training_flows
 from nantrap.doctor.source.module import Function, Module
 
 
@@ -200,13 +200,13 @@ def _clips_master(node: ast.AST) -> bool:
     return "master_params" in ast.unparse(node)
 
 
-def _only_one(steps: list[StepEvent]) -> bool:
+def _only_one(steps: list[LoopEvent]) -> bool:
     return len({step.receiver for step in steps}) == 1
 
 
-def _outermost(flows: list[StepFlow]) -> list[StepFlow]:
+def _outermost(flows: list[LoopFlow]) -> list[LoopFlow]:
     """One flow for each step, the smallest that has it: a helper's is part of its caller's."""
-    chosen: list[StepFlow] = []
+    chosen: list[LoopFlow] = []
     lines: set[int] = set()
     for flow in sorted(flows, key=lambda each: len(each.events)):
         at = {event.line for event in flow.of("step")}
@@ -220,7 +220,7 @@ def _cleared_elsewhere(module: Module, repository: Repository) -> bool:
     return any(other is not module and "zero_grad" in other.text for other in repository.modules)
 
 
-def _clears(flow: StepFlow) -> bool:
+def _clears(flow: LoopFlow) -> bool:
     return bool(flow.of("zero_grad"))
 
 

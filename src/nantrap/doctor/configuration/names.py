@@ -1,13 +1,16 @@
 """What a setting means, by its name and its sections, under the names people use.
 
 `meaning(("trainer", "optimizer", "lr"))` is `"lr"`. A mapping file adds names: `nantrap doctor --names FILE`, a YAML or
-JSON file of `name: meaning`, e.g. `step_size: lr`.
+JSON file of `name: meaning`, e.g. `step_size: lr`. An installed distribution declares the names of its own settings as
+entry points of `nantrap.setting_names`: `step_size = "lr"`.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any, Final
 
 from nantrap.doctor.configuration.setting import Setting, Span
@@ -89,7 +92,7 @@ _TABLE: Final[dict[str, str]] = {
     "deepspeed": "deepspeed deepspeed_config deepspeed_config_file ds_config deepspeed_path",
     "anomaly": "detect_anomaly",
     "epochs": "epochs num_epochs num_train_epochs max_epochs n_epochs total_epochs train_epochs nepochs",
-    "streams": "mhc_n num_streams n_streams",
+    "streams": "num_streams n_streams",
 }
 
 _MEANING: Final = {name: key for key, names in _TABLE.items() for name in names.split()}
@@ -183,6 +186,13 @@ def plain(name: str) -> str:
     """`learningRate`, `learning-rate` and `LEARNING_RATE` as `learning_rate`."""
     spaced = _CAMEL.sub("_", name) if not name.isupper() else name
     return _NOT_WORD.sub("_", spaced.lower().strip("-")) if not spaced.isidentifier() else spaced.lower()
+
+
+@functools.cache
+def declared_names() -> dict[str, str]:
+    """The names of settings that installed distributions declare, with their meanings. Nothing of them is imported."""
+    found = entry_points(group="nantrap.setting_names")
+    return {plain(each.name): each.value for each in found if each.value in MEANINGS}
 
 
 def named_setting(

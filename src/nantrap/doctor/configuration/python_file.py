@@ -13,11 +13,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nantrap.doctor.configuration.names import named_setting, plain
-from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, SettingSource, Span, quoted, scalar
+from nantrap.doctor.configuration.setting import (
+    UNKNOWN,
+    Setting,
+    SettingSource,
+    SourceKind,
+    SourceRole,
+    Span,
+    quoted,
+    scalar,
+)
 from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, keyword_of, last_name
 
 if TYPE_CHECKING:
-    from nantrap.doctor.source.module import Function, Module, Site
+    from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _HOLDERS: Final = (
     "args",
@@ -148,7 +157,7 @@ class PythonSettings:
 
     def _collect(self, module: Module) -> None:
         """Argparse first, because calls refer to it."""
-        calls: list[tuple[ast.Call, Site]] = []
+        calls: list[tuple[ast.Call, CodePlace]] = []
         arguments: list[Setting] = []
         for node in module.classes:
             self._class(node)
@@ -214,7 +223,7 @@ class PythonSettings:
         if len({setting.key for setting in settings if setting.key}) >= 2:
             self._add("constants", settings, line=node.lineno)
 
-    def _calls(self, calls: list[tuple[ast.Call, Site]]) -> None:
+    def _calls(self, calls: list[tuple[ast.Call, CodePlace]]) -> None:
         """Add the settings that calls of optimizers, schedules and frameworks are given, one source for a function."""
         by_function: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
@@ -275,7 +284,7 @@ class PythonSettings:
         framework = "hf" if _HF_CALLS.search(leaf) else leaf.lower()
         if leaf in ("Trainer", "Fabric", "L.Trainer"):
             framework = "lightning"
-        role: Role = "code" if leaf == "Accelerator" else "trainer"
+        role: SourceRole = "code" if leaf == "Accelerator" else "trainer"
         self.sources.append(
             SettingSource(self.file, "call", tuple(settings), role, framework, call.lineno, "", tuple(references))
         )
@@ -347,7 +356,7 @@ class PythonSettings:
         end = self._starts[line] if line < len(self._starts) else len(self._text)
         return start + len(self._text[start:end].encode()[:column].decode(errors="ignore"))
 
-    def _add(self, kind: Kind, settings: list[Setting], *, line: int) -> None:
+    def _add(self, kind: SourceKind, settings: list[Setting], *, line: int) -> None:
         self.sources.append(SettingSource(self.file, kind, tuple(settings), line=line))
 
 

@@ -27,8 +27,8 @@ class _Unknown:
 
 UNKNOWN: Final = _Unknown()
 
-Kind = Literal["yaml", "json", "toml", "shell", "constants", "argparse", "call", "optimizer", "composed"]
-Role = Literal["trainer", "launcher", "deepspeed", "code"]
+SourceKind = Literal["yaml", "json", "toml", "shell", "constants", "argparse", "call", "optimizer", "composed"]
+SourceRole = Literal["trainer", "launcher", "deepspeed", "code"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class SettingSource:
     """Settings that take effect together: a file, the arguments of one call, the flags of one launch line."""
 
     file: str
-    kind: Kind
+    kind: SourceKind
     settings: tuple[Setting, ...]
-    role: Role = "trainer"
+    role: SourceRole = "trainer"
     framework: str = ""
     line: int = 1
     script: str = ""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nantrap.doctor.data.roles import DataOptions, Role, is_image_name, is_inverted_mask, role_of
-from nantrap.doctor.data.rows import Array, Block, Indices, Kind, Rows, Shape
+from nantrap.doctor.data.roles import DataOptions, FieldRole, is_image_name, is_inverted_mask, role_of
+from nantrap.doctor.data.rows import Array, Block, Indices, Rows, SampleShape, ValueKind
 from nantrap.thresholds import FLOAT16_MAX, MASKED
 
 _IGNORED = -100
@@ -60,8 +60,8 @@ class Measures:
     """
 
     field: str | None
-    role: Role
-    kind: Kind
+    role: FieldRole
+    kind: ValueKind
     table: bool = False
     exact: bool = True
     rows: int = 0
@@ -81,7 +81,7 @@ class Measures:
     marks: Array | None = None
     positions: Indices | None = None
     start: int = 0
-    shapes: dict[Shape, Indices] = dataclasses.field(default_factory=dict)
+    shapes: dict[SampleShape, Indices] = dataclasses.field(default_factory=dict)
     numbers: Array | None = None
     needs: Array | None = None
 
@@ -177,7 +177,7 @@ def _joined_positions(parts: Sequence[Measures]) -> tuple[int, Indices | None]:
     )
 
 
-def _joined_kind(parts: Sequence[Measures]) -> Kind:
+def _joined_kind(parts: Sequence[Measures]) -> ValueKind:
     """A column may look whole in one block and not in the next; one block of text does not make a text column."""
     kinds = {part.kind for part in parts if part.entries}
     for kind in ("image", "float", "half", "bfloat16", "int", "bool"):
@@ -225,7 +225,7 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
     return made
 
 
-def _role(block: Block, name: str, options: DataOptions) -> Role:
+def _role(block: Block, name: str, options: DataOptions) -> FieldRole:
     """The role by name, unless the kind of the values contradicts it.
 
     A float array called `positions` is a feature and no id; a column called `weight` is a feature and no statistic. The
@@ -415,7 +415,7 @@ def _ctc_needs(rows: Rows) -> Array:
     return np.asarray(rows.widths + repeats[rows.bounds[1:]] - repeats[starts], dtype=np.float64)
 
 
-def _compares(kind: str, role: Role, rows: Rows) -> bool:
+def _compares(kind: str, role: FieldRole, rows: Rows) -> bool:
     """Whether two samples of the field with equal values are a copy worth reporting."""
     if role in ("mask", "label", "target", "input_length", "target_length", "constant"):
         return False
@@ -461,14 +461,14 @@ def _note_shapes(made: Measures, block: Block) -> None:
         return
     if not block.shapes:
         return
-    groups: dict[Shape, list[int]] = {}
+    groups: dict[SampleShape, list[int]] = {}
     indices = block.indices if len(block.indices) else block.foreign
     for index, shape in zip(indices.tolist(), block.shapes, strict=True):
         groups.setdefault(agreeing_shape(shape, block.kind), []).append(index)
     made.shapes = {shape: np.array(found, dtype=np.int64) for shape, found in groups.items()}
 
 
-def agreeing_shape(shape: tuple[object, ...], kind: str) -> Shape:
+def agreeing_shape(shape: tuple[object, ...], kind: str) -> SampleShape:
     """The part of a sample's shape that must be the same everywhere.
 
     Images may differ in size, not in channels. A sequence may be shorter or longer if it holds ids or vectors; a

@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["feature", "label", "target", "token", "mask", "input_length", "target_length", "identifier", "constant"]
+FieldRole = Literal[
+    "feature", "label", "target", "token", "mask", "input_length", "target_length", "identifier", "constant"
+]
 """`target` is a label that is not range-checked, because `--labels` named another field."""
 
 _LABELS = frozenset(("label", "labels", "target", "targets", "y", "cls", "class", "classes", "category", "tgt", "gt"))
@@ -55,7 +57,7 @@ class DataOptions:
     dtype: str | None = None
 
 
-def role_of(name: str, options: DataOptions) -> Role:
+def role_of(name: str, options: DataOptions) -> FieldRole:
     """The role of a field, by its name.
 
     Args:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
-Kind = Literal["float", "half", "bfloat16", "int", "bool", "image", "text", "other"]
+ValueKind = Literal["float", "half", "bfloat16", "int", "bool", "image", "text", "other"]
 """`half` and `bfloat16` are held as their 16 bits; `image` is whole pixels; `text` and `other` are only counted."""
 
-Shape = tuple[object, ...]
+SampleShape = tuple[object, ...]
 """What must agree between samples: rank and dimensions, or for images the number of channels."""
 
 NOT_A_NUMBER: Final = "not a number"
@@ -160,7 +160,7 @@ class Block:
     """
 
     field: str | None
-    kind: Kind
+    kind: ValueKind
     rows: Rows
     indices: Indices
     shape: tuple[int, ...] | None = None

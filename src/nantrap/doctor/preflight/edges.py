@@ -23,7 +23,7 @@ from nantrap.locate.batch import with_tensor
 from nantrap.problems import Severity
 from nantrap.thresholds import MASKED
 
-Part = Literal["input", "token", "label", "mask", "target_length", "other"]
+BatchPart = Literal["input", "token", "label", "mask", "target_length", "other"]
 _IGNORED = -100
 
 
@@ -77,16 +77,16 @@ def _nan_check(name: str, result: StepResult) -> PreflightCheck:
     return PreflightCheck(name, "ok", f"caught, {named}", data=result.values())
 
 
-def parts_of(batch: Any) -> list[tuple[Part, str, Tensor]]:
+def parts_of(batch: Any) -> list[tuple[BatchPart, str, Tensor]]:
     """What each tensor of the batch is for."""
-    found: list[tuple[Part, str, Tensor]] = []
+    found: list[tuple[BatchPart, str, Tensor]] = []
     has_input = False
     for path, tensor in tensors_of(batch):
         role = role_of(path, DataOptions())
         named = any(character.isalpha() for character in path) and path != "batch"
         if role in ("input_length", "target_length", "identifier") and tensor.is_floating_point() and tensor.dim() > 1:
             role = "feature"  # `frames` are a video here, not how many there are
-        part: Part = "other"
+        part: BatchPart = "other"
         if role == "mask" or (tensor.dtype == torch.bool and role != "label"):
             part = "mask"
         elif role == "target_length":
@@ -105,7 +105,7 @@ def parts_of(batch: Any) -> list[tuple[Part, str, Tensor]]:
     return found
 
 
-def _on(kind: Part, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+def _on(kind: BatchPart, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     """Change every tensor of one kind; `None` if the batch has none."""
 
     def make(batch: Any) -> Any:

@@ -155,6 +155,7 @@ def _drawn_losses(subject: Subject) -> list[float]:
 
 
 def _failed_draw(subject: Subject, *, seed: int) -> PreflightCheck:
+    """The check that a draw failed: with its place and cause if the same seed breaks a step again."""
     result = try_step(subject, seed=seed)
     words = f"not finite after torch.manual_seed({seed})"
     if result.finite or result.error:  # it needs what the draws before it left behind

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from nantrap.doctor.source.expressions import dotted, is_gradient, last_name
 from nantrap.doctor.source.module import Function, Module
 
-Kind = Literal[
+LoopEventKind = Literal[
     "backward",
     "step",
     "zero_grad",
@@ -78,10 +78,10 @@ class Around(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class StepEvent:
+class LoopEvent:
     """Something that happens in a step. `receiver` is the optimizer (step, zero_grad) or the object that is called."""
 
-    kind: Kind
+    kind: LoopEventKind
     node: ast.AST
     line: int
     position: int
@@ -95,13 +95,13 @@ class StepEvent:
 
 
 @dataclass(slots=True)
-class StepFlow:
+class LoopFlow:
     """The events of one function."""
 
     function: Function
-    events: list[StepEvent] = field(default_factory=list)
+    events: list[LoopEvent] = field(default_factory=list)
 
-    def of(self, *kinds: Kind) -> list[StepEvent]:
+    def of(self, *kinds: LoopEventKind) -> list[LoopEvent]:
         """The events of some kinds, in order."""
         return [event for event in self.events if event.kind in kinds and not event.around.silent]
 
@@ -111,7 +111,7 @@ class StepFlow:
         return bool(self.of("backward")) and bool(self.of("step"))
 
 
-def follows(first: StepEvent, second: StepEvent) -> bool:
+def follows(first: LoopEvent, second: LoopEvent) -> bool:
     """Whether the second event can come after the first in one pass."""
     if not first.position < second.position <= first.end:
         return False
@@ -119,22 +119,22 @@ def follows(first: StepEvent, second: StepEvent) -> bool:
     return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
 
 
-def any_between(first: StepEvent, events: Iterable[StepEvent], last: StepEvent) -> bool:
+def any_between(first: LoopEvent, events: Iterable[LoopEvent], last: LoopEvent) -> bool:
     """Whether one of some events can come between two others."""
     return any(follows(first, each) and follows(each, last) for each in events)
 
 
-def flow_of(module: Module, function: Function) -> StepFlow:
+def flow_of(module: Module, function: Function) -> LoopFlow:
     """The events of a function, helpers included. Kept, because many checks ask."""
     found = module.flows.get(id(function))
     if found is None:
         found = _Tracer(module, function).run()
         module.flows[id(function)] = found
-    assert isinstance(found, StepFlow)
+    assert isinstance(found, LoopFlow)
     return found
 
 
-def training_flows(module: Module) -> list[StepFlow]:
+def training_flows(module: Module) -> list[LoopFlow]:
     """The flows of every training function of a file that is not silent."""
     if module.is_test or not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
         return []
@@ -213,11 +213,11 @@ def leaves_block(body: list[ast.stmt]) -> bool:
 class _Tracer:
     def __init__(self, module: Module, function: Function) -> None:
         self.module = module
-        self.flow = StepFlow(function)
+        self.flow = LoopFlow(function)
         self.position = 0
         self.active: list[Function] = []
 
-    def run(self) -> StepFlow:
+    def run(self) -> LoopFlow:
         self.enter(self.flow.function, Around())
         return self.flow
 
@@ -383,7 +383,7 @@ class _Tracer:
 
     def add(
         self,
-        kind: Kind,
+        kind: LoopEventKind,
         node: ast.AST,
         around: Around,
         *,
@@ -397,7 +397,7 @@ class _Tracer:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             line = node.func.end_lineno or line
         self.flow.events.append(
-            StepEvent(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
+            LoopEvent(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -57,7 +57,7 @@ class Function:
 
 
 @dataclass(slots=True, eq=False)
-class Site:
+class CodePlace:
     """Where a node is: its function, its statement, and what is around it."""
 
     function: Function
@@ -80,10 +80,10 @@ class Module:
     imports: dict[str, str] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
     by_name: dict[str, list[Function]] = field(default_factory=dict)
-    calls: dict[str, list[tuple[ast.Call, Site]]] = field(default_factory=dict)
-    powers: list[tuple[ast.BinOp, Site]] = field(default_factory=list)
-    divisions: list[tuple[ast.BinOp, Site]] = field(default_factory=list)
-    conditions: list[tuple[ast.If, Site]] = field(default_factory=list)
+    calls: dict[str, list[tuple[ast.Call, CodePlace]]] = field(default_factory=dict)
+    powers: list[tuple[ast.BinOp, CodePlace]] = field(default_factory=list)
+    divisions: list[tuple[ast.BinOp, CodePlace]] = field(default_factory=list)
+    conditions: list[tuple[ast.If, CodePlace]] = field(default_factory=list)
     dicts: list[ast.Dict] = field(default_factory=list)
     classes: list[ast.ClassDef] = field(default_factory=list)
     layers: dict[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Module:
         target = self.imports.get(head)
         return name if target is None else target + dot + rest
 
-    def sites(self, *names: str) -> Iterator[tuple[ast.Call, Site]]:
+    def sites(self, *names: str) -> Iterator[tuple[ast.Call, CodePlace]]:
         """Every call whose last name is one of these, outside code that is not trained."""
         for name in names:
             for call, place in self.calls.get(name, ()):
@@ -157,7 +157,7 @@ class Module:
         return "GradScaler" in self.calls or "GradScaler" in self.text or bool(self.scaler_names)
 
 
-def read_module(text: str, *, file: str, root: str = "", extra: dict[str, str] | None = None) -> Module:
+def read_module(text: str, *, file: str, root: str = "", extra: Mapping[str, str] | None = None) -> Module:
     """Parse a file and walk over it once. Raises SyntaxError, ValueError or RecursionError like `ast.parse`."""
     tree = ast.parse(text)
     module = Module(file, tree, text)
@@ -224,7 +224,7 @@ class _Walk:
             silent = around.silent or node.name.startswith("Test")
             self.block(node.body, around._replace(owner=node, silent=silent, loops=()))
             return
-        place = Site(around.function, node, around.silent, around.conditional, around.loops)
+        place = CodePlace(around.function, node, around.silent, around.conditional, around.loops)
         if isinstance(node, ast.If):
             module.conditions.append((node, place))
             self.expression(node.test, place)
@@ -272,7 +272,7 @@ class _Walk:
         module.functions.append(function)
         module.by_name.setdefault(node.name, []).append(function)
         for decorator in node.decorator_list:
-            self.expression(decorator, Site(parent, node, silent, False, ()))
+            self.expression(decorator, CodePlace(parent, node, silent, False, ()))
         self.block(node.body, _Around(function, silent=silent))
 
     def imported(self, node: ast.AST) -> None:
@@ -330,7 +330,7 @@ class _Walk:
             elif leaf in _LAYERS:
                 module.layers[name] = _LAYERS[leaf]
 
-    def expression(self, top: ast.AST, place: Site) -> None:
+    def expression(self, top: ast.AST, place: CodePlace) -> None:
         """Note the calls, powers, divisions and literals of an expression."""
         module = self.module
         stack = [top]

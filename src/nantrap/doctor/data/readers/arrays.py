@@ -18,7 +18,7 @@ import numpy as np
 
 from nantrap.doctor.data.measures import Measures, joined, measure, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
-from nantrap.doctor.data.rows import Array, Block, Kind, Rows, digest
+from nantrap.doctor.data.rows import Array, Block, Rows, ValueKind, digest
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 
 _PIECE = 4 << 20
@@ -47,7 +47,7 @@ class ArrayField:
 
     name: str | None
     dtype: np.dtype[Any]
-    kind: Kind
+    kind: ValueKind
     shape: tuple[int, ...]
     read: Callable[[int, int], Array]
     bytes: int
@@ -161,7 +161,7 @@ def _scan_list(each: ArrayField, samples: list[Any], options: DataOptions, stem:
     return [measure(block, options, file_stem=stem) for block in blocks]
 
 
-def kind_of(dtype: np.dtype[Any], sample: tuple[int, ...]) -> tuple[np.dtype[Any], Kind]:
+def kind_of(dtype: np.dtype[Any], sample: tuple[int, ...]) -> tuple[np.dtype[Any], ValueKind]:
     """How values of this dtype are read, and what they are."""
     if dtype.kind == "f":
         return (np.dtype(np.uint16), "half") if dtype.itemsize == 2 else (dtype, "float")
