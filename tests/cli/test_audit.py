@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import nantrap.cli.audit as command
 from nantrap.cli import main
 from nantrap.cli.audit import AuditCommand
 
@@ -157,28 +154,6 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert "[red]模型.pt" in err
     assert "error[NT902]: [bold]w: 1 of 1 values is +Inf" in err
-
-
-def test_the_bar_appears_after_a_second_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    shown: list[dict[str, int]] = []
-
-    @contextlib.contextmanager
-    def progress() -> Iterator[Any]:
-        yield lambda **values: shown.append(values)
-
-    monkeypatch.setattr(command.time, "monotonic", lambda: now)
-    monkeypatch.setattr(command, "_progress", progress)
-    for terminal in (True, False):
-        now = 0.0
-        shown.clear()
-        with command._Bar(enabled=terminal) as bar:
-            bar.add_total(100)
-            bar.add_bytes(10)
-            assert not shown
-            now = 1.5
-            bar.add_bytes(10)
-            assert shown == ([{"total": 100, "completed": 20}] if terminal else [])
 
 
 def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

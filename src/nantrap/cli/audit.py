@@ -8,18 +8,19 @@ import gc
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident.wording import counted, escaped
+from nantrap.problems.progress import ProgressBar
+from nantrap.problems.terminal import STYLES, Line, Printer, first_problems, help_lines
 
 if TYPE_CHECKING:
-    from nantrap.checkpoints import AuditReport, CheckpointAudit, Move, Problem
+    from nantrap.checkpoints import AuditReport, CheckpointAudit, Move
     from nantrap.checkpoints.audit.auditing import AuditTeam
     from nantrap.checkpoints.audit.showing import Shown
+    from nantrap.checkpoints.audit.verdict import CheckpointProblem
 
 _SHOWN = 5
 """Problems of one checkpoint on the terminal; --json has all."""
@@ -94,7 +95,7 @@ class AuditCommand:
             import nantrap.checkpoints.audit.auditing  # noqa: F401 - all that every audit needs
             from nantrap.checkpoints.audit.auditing import ranks_of_environment
 
-        printer = _Printer(sys.stderr)
+        printer = Printer(sys.stderr)
         with ranks_of_environment() as ranks:
             try:
                 return self._audit(arguments, ranks, printer)
@@ -104,12 +105,11 @@ class AuditCommand:
                 return self._code
             except (NantrapError, OSError) as error:
                 if ranks.rank == 0:
-                    printer.line((_RED, "error"), f": {escaped(str(error), most=1000)}")
+                    printer.line(("error", "bold red"), f": {escaped(str(error), most=1000)}")
                 return 2
 
-    def _audit(self, arguments: argparse.Namespace, ranks: AuditTeam, printer: _Printer) -> int:
+    def _audit(self, arguments: argparse.Namespace, ranks: AuditTeam, printer: Printer) -> int:
         """Audit the paths and print what was found on rank 0; gives the exit code."""
-        from nantrap.checkpoints.audit.auditing import Progress as ReadingProgress
         from nantrap.checkpoints.audit.auditing import audit
 
         speaks = ranks.rank == 0
@@ -124,7 +124,7 @@ class AuditCommand:
             from nantrap.engines import engine_named
 
             engine = engine_named(arguments.engine, workers=arguments.workers)
-        with _Bar(enabled=speaks and sys.stderr.isatty()) as bar:
+        with ProgressBar(sys.stderr) as bar:
             report = audit(
                 arguments.paths,
                 verify=not arguments.fast,
@@ -132,7 +132,7 @@ class AuditCommand:
                 workers=arguments.workers,
                 ranks=ranks,
                 engine=engine,
-                progress=ReadingProgress(bar.add_total, bar.add_bytes),
+                progress=bar.reading() if speaks else None,
             )
         if configured is not None:
             from nantrap.checkpoints import compare_with_config
@@ -149,8 +149,8 @@ class AuditCommand:
         if speaks:
             _say(printer, report, moves, shown)
             for path, found in differing:
-                printer.line((_BOLD, escaped(path)), f": {escaped(found.text, most=1000)}")
-                printer.line((_CYAN, "  help"), f": {escaped(found.help, most=1000)}")
+                printer.line((escaped(path), "bold"), f": {escaped(found.text, most=1000)}")
+                printer.line(("  help", "cyan"), f": {escaped(found.help, most=1000)}")
             if arguments.json:
                 document = _as_json(report, moves)
                 if arguments.config:
@@ -184,27 +184,6 @@ def _lean_imports() -> Iterator[None]:
             gc.enable()
 
 
-_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "1;31", "1;32", "1;33", "36"
-
-
-class _Printer:
-    """Lines on a stream, with colours on a terminal. rich would take a quarter of the command's time to import."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._colour = (terminal or "FORCE_COLOR" in os.environ) and not os.environ.get("NO_COLOR")
-
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """Plain text, or text with its style."""
-        texts = [part if isinstance(part, str) else self._styled(*part) for part in parts]
-        text = "".join(texts).encode(self._stream.encoding or "utf-8", "backslashreplace")
-        print(text.decode(self._stream.encoding or "utf-8"), file=self._stream)
-
-    def _styled(self, style: str, text: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if self._colour else text
-
-
 def _values(report: AuditReport, patterns: list[str] | None) -> list[Shown]:
     """The tensors whose names match the patterns, with their values; raises if none does."""
     if not patterns:
@@ -217,20 +196,20 @@ def _values(report: AuditReport, patterns: list[str] | None) -> list[Shown]:
     return shown
 
 
-def _say_values(printer: _Printer, shown: list[Shown]) -> None:
+def _say_values(printer: Printer, shown: list[Shown]) -> None:
     """Print tensors with their first values and their range."""
     path = None
     for one in shown:
         if one.path != path:
             path = one.path
-            printer.line("values in ", (_BOLD, escaped(path)))
+            printer.line("values in ", (escaped(path), "bold"))
         values = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in one.values)
         count = 1
         for size in one.shape:
             count *= size
         more = f", … ({count:,} values)" if count > len(one.values) else ""
         span = "" if one.low is None or count == 1 else f"  min {one.low:.6g}, max {one.high:.6g}"
-        printer.line(f"    {escaped(one.name)} ", (_DIM, f"{one.dtype} {list(one.shape)}"), f": {values}{more}{span}")
+        printer.line(f"    {escaped(one.name)} ", (f"{one.dtype} {list(one.shape)}", "dim"), f": {values}{more}{span}")
 
 
 def _print_path(path: str) -> None:
@@ -268,7 +247,7 @@ def _as_json(report: AuditReport, moves: tuple[Move, ...]) -> dict[str, Any]:
     return data
 
 
-def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown: list[Shown]) -> None:
+def _say(printer: Printer, report: AuditReport, moves: tuple[Move, ...], shown: list[Shown]) -> None:
     """Print every checkpoint, the values that were asked for, the summary, what was moved and the last good one."""
     for checkpoint in report.checkpoints:
         _say_checkpoint(printer, checkpoint)
@@ -284,43 +263,39 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
     printer.line(summary)
     for move in moves:
         printer.line(f"moved {escaped(move.source)} to {escaped(move.target)}")
-        printer.line("  undo: ", (_BOLD, escaped(move.undo, most=4000)))
+        printer.line("  undo: ", (escaped(move.undo, most=4000), "bold"))
     for hint in report.hints:
-        printer.line((_CYAN, "hint"), f": {hint}")
+        printer.line(("hint", "cyan"), f": {hint}")
     if report.last_good is not None:
-        printer.line("last good: ", (_GREEN, escaped(report.last_good, most=4000)))
+        printer.line("last good: ", (escaped(report.last_good, most=4000), "bold green"))
     elif any(checkpoint.holds_model for checkpoint in report.checkpoints):
-        printer.line("last good: ", (_RED, "none of them"))
+        printer.line("last good: ", ("none of them", "bold red"))
     elif report.checkpoints:
         printer.line("last good: none of them holds a model")
 
 
-def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
+def _say_checkpoint(printer: Printer, checkpoint: CheckpointAudit) -> None:
     """Print the verdict on a checkpoint, its first problems and what helps against them."""
-    mark = {"ok": (_GREEN, "ok "), "ask": (_YELLOW, "ask"), "bad": (_RED, "bad")}[checkpoint.verdict]
+    mark = {"ok": ("ok ", "bold green"), "ask": ("ask", "bold yellow"), "bad": ("bad", "bold red")}[checkpoint.verdict]
     tensors = counted(checkpoint.tensors, "tensor")
     parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]
-    printer.line(mark, " ", (_BOLD, escaped(checkpoint.path)), "  ", (_DIM, escaped(" · ".join(parts))))
-    for problem in checkpoint.problems[:_SHOWN]:
-        _say_problem(printer, problem)
-    hidden = len(checkpoint.problems) - _SHOWN
-    if hidden > 0:
-        printer.line(f"    and {hidden:,} more (--json lists all)")
-    for text in dict.fromkeys((problem.code, problem.help) for problem in checkpoint.problems[:_SHOWN]):
-        printer.line("    ", (_CYAN, "help"), f"[{text[0]}]: {text[1]}")
+    printer.line(mark, " ", (escaped(checkpoint.path), "bold"), "  ", (escaped(" · ".join(parts)), "dim"))
+    printer.lines(first_problems(checkpoint.problems, _line, most=_SHOWN))
+    for line in help_lines(checkpoint.problems[:_SHOWN]):
+        printer.line("    ", *line)
 
 
-def _say_problem(printer: _Printer, problem: Problem) -> None:
-    """Print a problem in one line, with file, shape and the place of the first bad value."""
-    style = {"error": _RED, "warning": _YELLOW}.get(problem.severity, _CYAN)
+def _line(problem: CheckpointProblem) -> Line:
+    """A problem in one line, with file, shape and the place of the first bad value."""
     where = [escaped(problem.file, most=120)] if problem.file else []
     if problem.shape is not None:
         where.append(f"{problem.dtype} {list(problem.shape)}")
     if problem.first_index:
         where.append(f"first at {list(problem.first_index)}")
     suffix = f" ({', '.join(where)})" if where else ""
-    printer.line("    ", (style, problem.severity), f"[{problem.code}]: {escaped(problem.message, most=1000)}{suffix}")
+    words = f"[{problem.code}]: {escaped(problem.message, most=1000)}{suffix}"
+    return (problem.severity, STYLES[problem.severity]), words
 
 
 def _size(count: int) -> str:
@@ -334,47 +309,3 @@ def _fact(value: Any) -> str:
     values = value if isinstance(value, list) else [value]
     shown = [f"{item:g}" if isinstance(item, float) else str(item)[:40] for item in values[:8]]
     return ", ".join(shown) + (", …" if len(values) > 8 else "")
-
-
-class _Bar:
-    """A progress bar on a terminal that appears once the work has lasted a second."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-        self._next = time.monotonic() + 1
-        self._total = self._read = 0
-        self._lock = threading.Lock()
-        self._stack = contextlib.ExitStack()
-        self._update: Any = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def add_total(self, count: int) -> None:
-        self._total += count
-
-    def add_bytes(self, count: int) -> None:
-        """Count bytes that were read, and draw the bar at most 20 times a second."""
-        with self._lock:
-            self._read += count
-            now = time.monotonic()
-            if not self._enabled or now < self._next:
-                return  # rich takes longer to note a chunk than the audit to read one
-            self._next = now + 0.05
-            if self._update is None:
-                self._update = self._stack.enter_context(_progress())
-            self._update(total=self._total, completed=self._read)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("audit", total=0)
-        yield lambda **values: progress.update(task, **values)

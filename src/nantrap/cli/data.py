@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import counted, escaped
-from nantrap.problems import Problem
 from nantrap.problems.progress import ProgressBar
 from nantrap.problems.terminal import Line, Printer, first_problems, help_lines
 
@@ -108,9 +107,9 @@ def _say(printer: Printer, report: DataReport) -> None:
     )
 
 
-def _line(finding: Problem) -> Line:
-    field = f"{_shown(finding.place.field)}: " if finding.place.field is not None else ""
-    return (f"{finding.title}[{finding.code}]", "bold yellow"), f": {field}{_shown(finding.message)}"
+def _line(finding: DataFinding) -> Line:
+    field = f"{_shown(finding.field)}: " if finding.field is not None else ""
+    return (f"{finding.slug}[{finding.code}]", "bold yellow"), f": {field}{_shown(finding.message)}"
 
 
 def _shown(text: str) -> str:

@@ -20,11 +20,13 @@ class ProblemPlace:
         file: the path of a file; empty if it is in none.
         line: the line, from 1; 0 is the file as a whole.
         field: the array, column or key of a data file; `None` where the file has only one or is meant as a whole.
+        tensor: the tensor of a checkpoint, if it is about one.
     """
 
     file: str = ""
     line: int = 0
     field: str | None = None
+    tensor: str | None = None
 
 
 NOWHERE: Final = ProblemPlace()
@@ -32,7 +34,7 @@ NOWHERE: Final = ProblemPlace()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """The result of one check. A command whose users know it by other words has a subclass with these as properties.
+    """The result of one check. A command whose users know more of it, or know it by other words, has a subclass.
 
     Attributes:
         code: the stable code, `NT851`, or the name of the check where checks have no codes, `loss_falls`.

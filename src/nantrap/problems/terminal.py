@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TextIO
+from typing import Final, TextIO, TypeVar
 
 from nantrap.incident.wording import visible
 from nantrap.problems.problem import Problem, Severity
@@ -14,6 +14,7 @@ from nantrap.problems.problem import Problem, Severity
 Part = str | tuple[str, str]
 """Plain text, or text and its style, `bold red`."""
 Line = tuple[Part, ...]
+Found = TypeVar("Found", bound=Problem)
 
 STYLES: Final[dict[Severity, str]] = {
     "error": "bold red", "warning": "bold yellow", "note": "cyan", "ok": "bold green", "unjudged": "dim",
@@ -88,7 +89,7 @@ def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
     yield ("  fix", "bold cyan"), f": {visible(problem.fix)}"
 
 
-def first_problems(problems: Sequence[Problem], line_of: Callable[[Problem], Line], *, most: int) -> Iterator[Line]:
+def first_problems(problems: Sequence[Found], line_of: Callable[[Found], Line], *, most: int) -> Iterator[Line]:
     """The first problems of one file, each as `line_of` gives it, and how many more there are."""
     for problem in problems[:most]:
         yield "    ", *line_of(problem)

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoints.audit.states import lightning_state, training_state
-from nantrap.checkpoints.audit import CheckpointAudit, Problem, audit
+from nantrap.checkpoints.audit import CheckpointAudit, audit
+from nantrap.checkpoints.audit.verdict import CheckpointProblem
 
 
 def audit_one(value: Any, path: Path) -> CheckpointAudit:
@@ -18,7 +19,7 @@ def audit_one(value: Any, path: Path) -> CheckpointAudit:
     return audit(path).checkpoints[0]
 
 
-def only(value: Any, path: Path) -> Problem:
+def only(value: Any, path: Path) -> CheckpointProblem:
     result = audit_one(value, path)
     assert len(result.problems) == 1, result.problems
     return result.problems[0]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from nantrap.checkpoints.audit.auditing import Progress as Progress
     from nantrap.checkpoints.audit.auditing import audit as audit
     from nantrap.checkpoints.audit.quarantining import Move as Move
     from nantrap.checkpoints.audit.quarantining import quarantine as quarantine
     from nantrap.checkpoints.audit.verdict import AuditReport as AuditReport
     from nantrap.checkpoints.audit.verdict import CheckpointAudit as CheckpointAudit
-    from nantrap.checkpoints.audit.verdict import Problem as Problem
+    from nantrap.problems import Problem as Problem
+    from nantrap.problems.progress import ReadingProgress as Progress
 
 __all__ = ["AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "audit", "quarantine"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -20,9 +20,10 @@ from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.readers.nantrap_file import check_hash, check_seal
 from nantrap.checkpoints.audit.scan import OnBytes, scan
 from nantrap.checkpoints.audit.trust import problems_of_imports
-from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
+from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, CheckpointProblem, checkpoint_problem
 from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped
+from nantrap.problems.progress import ReadingProgress as Progress
 
 if TYPE_CHECKING:
     from nantrap.engines import Engine
@@ -37,20 +38,13 @@ MOST_PROBLEMS = 5000
 PathLike = str | os.PathLike[str]
 
 
-class Progress(NamedTuple):
-    """Gets the progress of the audit. Called from several threads."""
-
-    on_total: Callable[[int], None] = lambda total: None
-    on_bytes: OnBytes = lambda count: None
-
-
 class _FileAudit(NamedTuple):
     """The result of one file; sent between ranks."""
 
     name: str
     format: str
     tensors: int = 0
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[CheckpointProblem, ...] = ()
     facts: Mapping[str, Any] = {}
     dtypes: Mapping[str, int] = {}
     names: frozenset[str] = frozenset()
@@ -207,7 +201,7 @@ def _audit_safely(unit: Unit, *, verify: bool, workers: int | None, on_bytes: On
         return _audit_file(unit, verify=verify, workers=workers, on_bytes=on_bytes)
     except OSError as error:
         reason = escaped(error.strerror or str(error))
-        return _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
+        return _FileAudit(unit.name, "unknown", problems=(checkpoint_problem("NT912", f"not read: {reason}"),))
 
 
 def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
@@ -224,11 +218,11 @@ def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBy
             problems += check_hash(files, source)
         if source.changed():
             text = "the file changed while it was read: it is still being written, or was replaced"
-            problems.append(Problem("NT909", text))
+            problems.append(checkpoint_problem("NT909", text))
     return result._replace(problems=tuple(problems))
 
 
-def _with_hint(problem: Problem, source: ByteSource) -> Problem:
+def _with_hint(problem: CheckpointProblem, source: ByteSource) -> CheckpointProblem:
     if not source.changed():
         return problem
     return replace(problem, message=f"{problem.message} (the file changed while it was read)")
@@ -263,7 +257,7 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
     if len(problems) > MOST_PROBLEMS:
         left = len(problems) - MOST_PROBLEMS
         problems = problems[:MOST_PROBLEMS]
-        problems.append(Problem(problems[-1].code, f"{left:,} more problems of this file are not listed"))
+        problems.append(checkpoint_problem(problems[-1].code, f"{left:,} more problems of this file are not listed"))
     return _FileAudit(
         name=unit.name,
         format=contents.format,
@@ -287,7 +281,7 @@ def _combine(checkpoint: Checkpoint, parts: Sequence[_FileAudit]) -> CheckpointA
     facts: dict[str, Any] = dict(checkpoint.facts)
     dtypes: dict[str, int] = {}
     for part in parts:
-        problems += [p if single else replace(p, file=part.name) for p in part.problems]
+        problems += [p if single else replace(p, place=replace(p.place, file=part.name)) for p in part.problems]
         for key, value in part.facts.items():
             facts.setdefault(key, value)
         for dtype, count in part.dtypes.items():

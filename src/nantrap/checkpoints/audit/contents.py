@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.trust import NOTHING, Imports
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.thresholds import LARGEST
 
 
@@ -84,7 +84,7 @@ class UnreadableError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.problem = Problem(code, message)
+        self.problem = checkpoint_problem(code, message)
 
 
 class StoredTensor(NamedTuple):
@@ -160,7 +160,7 @@ class Contents(NamedTuple):
     names: tuple[str, ...] = ()
     tree: object = None
     imports: Imports = NOTHING
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[CheckpointProblem, ...] = ()
     numbers: tuple[tuple[tuple[str, ...], float], ...] = ()
     seal: tuple[str, str] | None = None
 

@@ -13,7 +13,7 @@ from nantrap.checkpoints.audit.files import ByteSource, FileEntry, FileSystem, S
 from nantrap.checkpoints.audit.pickles import PickleCall, PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.trust import NOTHING, judge, problems_of_imports
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 _MOST_METADATA = 256 << 20
@@ -28,22 +28,24 @@ class Item(NamedTuple):
     transforms: tuple[str, ...] = ()
 
 
-def plan_of(files: FileSystem, metadata: FileEntry) -> tuple[dict[str, list[Item]], list[Problem]]:
+def plan_of(files: FileSystem, metadata: FileEntry) -> tuple[dict[str, list[Item]], list[CheckpointProblem]]:
     """The items by file, from `.metadata`, and what is wrong with the plan itself."""
     try:
         with files.open(metadata.path) as source:
             if source.size > _MOST_METADATA:
                 text = f".metadata holds {source.size:,} bytes; more than {_MOST_METADATA:,} are not read"
-                return {}, [Problem("NT912", text, file=metadata.name)]
+                return {}, [checkpoint_problem("NT912", text, file=metadata.name)]
             pickle = read_pickle(source.read(0, source.size))
         plan = _items(pickle.value)
     except TooLargeError as error:
-        return {}, [Problem("NT912", f".metadata was not read: {error}", file=metadata.name)]
+        return {}, [checkpoint_problem("NT912", f".metadata was not read: {error}", file=metadata.name)]
     except PickleError as error:
         code = "NT909" if error.truncated else "NT908"
-        return {}, [Problem(code, f".metadata is not whole: {error}", file=metadata.name)]
+        return {}, [checkpoint_problem(code, f".metadata is not whole: {error}", file=metadata.name)]
     except OSError as error:
-        return {}, [Problem("NT912", f".metadata could not be read: {error.strerror or error}", file=metadata.name)]
+        return {}, [
+            checkpoint_problem("NT912", f".metadata could not be read: {error.strerror or error}", file=metadata.name)
+        ]
     return plan, list(problems_of_imports(judge(pickle)))
 
 
@@ -82,7 +84,7 @@ def read_items(source: ByteSource, items: Sequence[Item]) -> Contents:
     """All items of one `.distcp` file as one."""
     extents: list[Extent] = []
     imports = NOTHING
-    problems: list[Problem] = []
+    problems: list[CheckpointProblem] = []
     numbers: list[tuple[tuple[str, ...], float]] = []
     tree: dict[str, object] = {}
     names: list[str] = []
@@ -93,18 +95,18 @@ def read_items(source: ByteSource, items: Sequence[Item]) -> Contents:
         if item.transforms:
             how = escaped(", ".join(item.transforms), most=100)
             text = f"{label} is stored through {how}, which is not undone here: it was not read"
-            problems.append(Problem("NT912", text, severity="warning", tensor=item.name))
+            problems.append(checkpoint_problem("NT912", text, severity="warning", tensor=item.name))
             continue
         if item.offset < 0 or item.length < 0 or item.offset + item.length > source.size:
             text = f"{label} ends after the end of the file"
-            problems.append(Problem("NT909", text, tensor=item.name))
+            problems.append(checkpoint_problem("NT909", text, tensor=item.name))
             continue
         part = SliceSource(source, offset=item.offset, size=item.length, name=item.name)
         try:
             inner = read_contents(part)
         except UnreadableError as error:
             text = f"{label}: {error.problem.message}"
-            problems.append(Problem(error.problem.code, text, tensor=item.name))
+            problems.append(checkpoint_problem(error.problem.code, text, tensor=item.name))
             continue
         path = tuple(item.name.split("."))
         extents += [_renamed(extent, path) for extent in inner.extents]

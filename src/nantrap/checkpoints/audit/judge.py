@@ -15,8 +15,9 @@ from typing import Final
 
 from nantrap.checkpoints.audit.facts import role_of_path
 from nantrap.checkpoints.audit.scan import TensorScan
-from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, Role, checkpoint_problem
 from nantrap.incident.wording import escaped
+from nantrap.problems import Severity
 from nantrap.thresholds import is_absurd_weight
 
 SQUARES: Final = frozenset(
@@ -26,7 +27,7 @@ SQUARES: Final = frozenset(
 _STATE: Final[frozenset[Role]] = frozenset(("model", "optimizer", "ema", "scaler"))
 
 
-def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
+def judge_tensor(scan: TensorScan, role: Role) -> list[CheckpointProblem]:
     """What is wrong with one tensor."""
     if scan.stats is not None:
         problem = _nonfinite(scan, role)
@@ -48,7 +49,7 @@ def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
     return problems
 
 
-def judge_dtypes(dtypes: Mapping[str, int]) -> list[Problem]:
+def judge_dtypes(dtypes: Mapping[str, int]) -> list[CheckpointProblem]:
     """The mix of dtypes among the weights. float32 together with one half precision is usual."""
     halves = {"float16", "bfloat16"} & dtypes.keys()
     odd = None
@@ -59,23 +60,25 @@ def judge_dtypes(dtypes: Mapping[str, int]) -> list[Problem]:
     if odd is None:
         return []
     counts = ", ".join(f"{count:,} × {name}" for name, count in sorted(dtypes.items(), key=lambda p: -p[1]))
-    return [Problem("NT906", f"the weights mix {odd}: {counts}", severity="warning", role="model")]
+    return [checkpoint_problem("NT906", f"the weights mix {odd}: {counts}", severity="warning", role="model")]
 
 
-def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[Problem]:
+def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[CheckpointProblem]:
     """Learning rates and loss scales that are plain numbers next to the tensors."""
     problems = []
     for name, role, value in numbers:
         if math.isnan(value):
-            problems.append(Problem("NT901", f"{name} is NaN", tensor=name, role=role, nan=1))
+            problems.append(checkpoint_problem("NT901", f"{name} is NaN", tensor=name, role=role, nan=1))
         elif math.isinf(value):
             up = value > 0
             text = f"{name} is {'+' if up else '-'}Inf"
-            problems.append(Problem("NT902", text, tensor=name, role=role, posinf=int(up), neginf=int(not up)))
+            problems.append(
+                checkpoint_problem("NT902", text, tensor=name, role=role, posinf=int(up), neginf=int(not up))
+            )
         elif role == "scaler" and value < 2.0**-14:
             # GradScaler halves its scale at each overflow: a persistent NaN lowers it towards 0.
             text = f"the loss scale has collapsed to {value:.3g}: every step before the save overflowed"
-            problems.append(Problem("NT903", text, severity="warning", tensor=name, role=role))
+            problems.append(checkpoint_problem("NT903", text, severity="warning", tensor=name, role=role))
     return problems
 
 
@@ -87,13 +90,13 @@ _SCORES: Final = re.compile(
 """Keys under which a number is a measurement or a limit: it may be anything, and training does not start from it."""
 
 
-def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallback: Role) -> list[Problem]:
+def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallback: Role) -> list[CheckpointProblem]:
     """Python and numpy numbers, in lists or alone, that are not finite.
 
     NaN in the state that training continues from is an error, elsewhere a warning. Inf alone is often intended: the
     best score so far, no limit.
     """
-    problems: dict[tuple[str, str], Problem] = {}
+    problems: dict[tuple[str, str], CheckpointProblem] = {}
     for path, value in numbers:
         role = role_of_path(path, default=fallback)
         keys = [key for key in path if not key.isdecimal()]
@@ -112,7 +115,7 @@ def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallba
             continue
         name = escaped(".".join(path)) or "the saved number"
         severity: Severity = "error" if of_state and (in_list or last not in ("", "epoch")) else "warning"
-        problems[where, kind] = Problem(
+        problems[where, kind] = checkpoint_problem(
             "NT901" if kind == "NaN" else "NT902",
             f"{name} is {kind}",
             severity=severity,
@@ -125,7 +128,7 @@ def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallba
     return list(problems.values())
 
 
-def _nonfinite(scan: TensorScan, role: Role) -> Problem | None:
+def _nonfinite(scan: TensorScan, role: Role) -> CheckpointProblem | None:
     """The problem of a tensor that is not finite; milder for masks and plain numbers, none for a score that begins at
     Inf.
     """
@@ -167,10 +170,10 @@ def _should_vary(scan: TensorScan, role: Role, last: str) -> bool:
     return last == "weight" and len(tensor.shape) >= 2 and tensor.numel >= 64
 
 
-def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Severity) -> Problem:
+def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Severity) -> CheckpointProblem:
     """A problem of one tensor, with its counts, its shape and where its first bad value is."""
     stats = scan.stats
-    return Problem(
+    return checkpoint_problem(
         code,
         f"{escaped(scan.tensor.name)}: {text}",
         severity=severity,

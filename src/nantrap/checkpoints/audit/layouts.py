@@ -18,7 +18,7 @@ from nantrap.checkpoints.audit.dcp import Item, plan_of, read_items
 from nantrap.checkpoints.audit.facts import facts_of_trainer_state, role_of_word
 from nantrap.checkpoints.audit.files import LOG_NAME, FileEntry, FileSystem, filesystem_of, read_text, walk
 from nantrap.checkpoints.audit.readers import HEAD_BYTES, read_contents, reader_of
-from nantrap.checkpoints.audit.verdict import Problem, Role
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, Role, checkpoint_problem
 from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped
 
@@ -51,7 +51,7 @@ class Checkpoint:
     format: str
     units: tuple[Unit, ...]
     modified: float = 0.0
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[CheckpointProblem, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     index: dict[str, str] | None = None
 
@@ -162,7 +162,7 @@ def _own_files(whole: Checkpoint, entries: list[FileEntry]) -> set[str]:
 
 
 def _closed_folder(error: OSError) -> Checkpoint:
-    problem = Problem("NT912", f"the folder could not be listed: {error.strerror or error}")
+    problem = checkpoint_problem("NT912", f"the folder could not be listed: {error.strerror or error}")
     return Checkpoint(str(error.filename), "unknown", (), problems=(problem,))
 
 
@@ -180,7 +180,7 @@ def _folder_checkpoint(files: FileSystem, path: str, entries: list[FileEntry]) -
     if not (index or weights or inner or len(parts) > 1):
         return None
     units = [_unit(by_name[name], role=role_of_word(name.partition(".")[0])) for name in sorted(weights + parts)]
-    problems: list[Problem] = []
+    problems: list[CheckpointProblem] = []
     mapping = None
     if index is not None:
         mapping, index_problems = index_of(files, index, by_name)
@@ -194,7 +194,9 @@ def _folder_checkpoint(files: FileSystem, path: str, entries: list[FileEntry]) -
         try:
             inside = {e.name: e for e in files.entries(entry.path)}
         except OSError as error:
-            problems.append(Problem("NT912", f"{escaped(entry.name)} could not be listed: {error.strerror or error}"))
+            problems.append(
+                checkpoint_problem("NT912", f"{escaped(entry.name)} could not be listed: {error.strerror or error}")
+            )
             continue
         nested = _dcp(files, entry.path, inside, prefix=entry.name)
         units += nested.units
@@ -205,7 +207,7 @@ def _folder_checkpoint(files: FileSystem, path: str, entries: list[FileEntry]) -
             facts = facts_of_trainer_state(read_text(files, by_name["trainer_state.json"].path))
         except OSError as error:
             text = f"trainer_state.json could not be read: {error.strerror or error}"
-            problems.append(Problem("NT912", text, severity="warning", file="trainer_state.json"))
+            problems.append(checkpoint_problem("NT912", text, severity="warning", file="trainer_state.json"))
     kind = _kind(by_name, parts, sharded=index is not None)
     newest = max((e.modified for e in by_name.values()), default=0.0)
     return Checkpoint(path, kind, tuple(units), newest, tuple(problems), facts, mapping)
@@ -232,7 +234,7 @@ def _dcp(files: FileSystem, path: str, by_name: dict[str, FileEntry], *, prefix:
     """A distributed checkpoint: the files that its metadata names, and those that are missing."""
     metadata = by_name.get(".metadata")
     if metadata is None:
-        problem = Problem("NT907", f"{prefix or path} has no .metadata: the distributed save did not finish")
+        problem = checkpoint_problem("NT907", f"{prefix or path} has no .metadata: the distributed save did not finish")
         return Checkpoint(path, "dcp", (), problems=(problem,))
     plan, problems = plan_of(files, metadata)
     units = []
@@ -242,7 +244,7 @@ def _dcp(files: FileSystem, path: str, by_name: dict[str, FileEntry], *, prefix:
             units.append(_unit(by_name[name], name=label, role=role_of_word(prefix), items=tuple(items)))
         else:
             text = f"{escaped(label)} is missing: {len(items):,} of the checkpoint's items are in it"
-            problems.append(Problem("NT907", text, file=label))
+            problems.append(checkpoint_problem("NT907", text, file=label))
     if plan:
         problems += unexpected_by_name(by_name, expected=set(plan), suffix=".distcp")
     return Checkpoint(path, "dcp", tuple(units), metadata.modified, tuple(problems))
@@ -293,21 +295,25 @@ _RANKED = re.compile(r"(?P<stem>(?:.*zero_pp_rank_|mp_rank_))(?P<number>\d+)(?P<
 
 def index_of(
     files: FileSystem, index: FileEntry, present: Mapping[str, FileEntry]
-) -> tuple[dict[str, str] | None, list[Problem]]:
+) -> tuple[dict[str, str] | None, list[CheckpointProblem]]:
     """The map from tensor to file of a `*.index.json`, and which of the files are missing or unexpected."""
     try:
         content = json.loads(read_text(files, index.path))
         mapping = {str(tensor): str(name) for tensor, name in content["weight_map"].items()}
     except OSError as error:
-        return None, [Problem("NT912", f"{escaped(index.name)} could not be read: {error.strerror}", file=index.name)]
+        return None, [
+            checkpoint_problem("NT912", f"{escaped(index.name)} could not be read: {error.strerror}", file=index.name)
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         text = f"{escaped(index.name)} does not say which tensor is in which file: {escaped(repr(error))}"
-        return None, [Problem("NT908", text, file=index.name)]
+        return None, [checkpoint_problem("NT908", text, file=index.name)]
     counts: dict[str, int] = {}
     for name in mapping.values():
         counts[name] = counts.get(name, 0) + 1
     problems = [
-        Problem("NT907", f"{escaped(name)} is missing: {count:,} of {len(mapping):,} tensors are in it", file=name)
+        checkpoint_problem(
+            "NT907", f"{escaped(name)} is missing: {count:,} of {len(mapping):,} tensors are in it", file=name
+        )
         for name, count in sorted(counts.items())
         if name not in present
     ]
@@ -316,11 +322,11 @@ def index_of(
         match = _NUMBERED.fullmatch(name)
         if match and match["stem"] in stems and name not in counts:
             text = f"{escaped(name)} is not in {escaped(index.name)}: left over from another save?"
-            problems.append(Problem("NT907", text, severity="warning", file=name))
+            problems.append(checkpoint_problem("NT907", text, severity="warning", file=name))
     return mapping, problems
 
 
-def missing_by_name(names: Iterable[str]) -> list[Problem]:
+def missing_by_name(names: Iterable[str]) -> list[CheckpointProblem]:
     """Gaps in numbered shards that have no index: `x-00001-of-00003` without the others, rank 2 without rank 1."""
     numbered: dict[tuple[str, str, int], set[int]] = {}
     ranked: dict[tuple[str, str], set[str]] = {}
@@ -345,33 +351,38 @@ def _absent(first: int, last: int, there: set[int]) -> Iterator[int]:
     return (number for number in range(first, last + 1) if number not in there)
 
 
-def _missing(names: Iterator[str], count: int, why: str) -> list[Problem]:
+def _missing(names: Iterator[str], count: int, why: str) -> list[CheckpointProblem]:
     """A problem for each file that is missing; beyond `_MOST_NAMED` only their number: a name can claim any."""
     found = [
-        Problem("NT907", f"{escaped(name)} is missing{why}", file=name) for name in itertools.islice(names, _MOST_NAMED)
+        checkpoint_problem("NT907", f"{escaped(name)} is missing{why}", file=name)
+        for name in itertools.islice(names, _MOST_NAMED)
     ]
     if count > len(found) > 0:
-        found.append(Problem("NT907", f"{count - len(found):,} more files of the same save are missing{why}"))
+        found.append(
+            checkpoint_problem("NT907", f"{count - len(found):,} more files of the same save are missing{why}")
+        )
     return found
 
 
 _MOST_NAMED = 20
 
 
-def unexpected_by_name(names: Iterable[str], *, expected: set[str], suffix: str) -> list[Problem]:
+def unexpected_by_name(names: Iterable[str], *, expected: set[str], suffix: str) -> list[CheckpointProblem]:
     """Files that look like shards and belong to no plan."""
     return [
-        Problem("NT907", f"{escaped(name)} is in no plan: left over from another save?", severity="warning", file=name)
+        checkpoint_problem(
+            "NT907", f"{escaped(name)} is in no plan: left over from another save?", severity="warning", file=name
+        )
         for name in sorted(names)
         if name.endswith(suffix) and name not in expected
     ]
 
 
-def misplaced(index: Mapping[str, str], found: Mapping[str, frozenset[str]]) -> list[Problem]:
+def misplaced(index: Mapping[str, str], found: Mapping[str, frozenset[str]]) -> list[CheckpointProblem]:
     """Tensors that the index promises and that their file does not hold. `found` has the names in each file."""
     problems = []
     for tensor, name in index.items():
         if name in found and tensor not in found[name]:
             text = f"{escaped(tensor)} should be in {escaped(name)} and is not"
-            problems.append(Problem("NT907", text, tensor=tensor, file=name))
+            problems.append(checkpoint_problem("NT907", text, tensor=tensor, file=name))
     return problems

@@ -18,7 +18,7 @@ import numpy as np
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
 from nantrap.checkpoints.audit.crc32 import ROOM, Checksum, combine, crc32
 from nantrap.checkpoints.audit.tally import Placed, Rough, TensorScan, TensorTally, look_at_many, look_at_view
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FileScan(NamedTuple):
     """All tensors of a file, what is wrong with its bytes, and the CRC-32 of sealed extents by their label."""
 
     tensors: tuple[TensorScan, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[CheckpointProblem, ...]
     crcs: dict[str, int]
 
 
@@ -84,7 +84,7 @@ def scan(
 
     results = _in_threads(look, batches, count, room)
     tensors: list[TensorScan] = []
-    problems: list[Problem] = []
+    problems: list[CheckpointProblem] = []
     crcs: dict[str, int] = {}
     everything = (seen for result in results for seen in result)
     for _, pieces in groupby(everything, key=lambda seen: id(seen.extent)):
@@ -234,11 +234,18 @@ def _look_at_group(group: ExtentGroup, buffer: Bytes, *, verify: bool) -> Iterat
 
 
 def _conclude(
-    pieces: list[_Seen], tensors: list[TensorScan], problems: list[Problem], crcs: dict[str, int], *, verify: bool
+    pieces: list[_Seen],
+    tensors: list[TensorScan],
+    problems: list[CheckpointProblem],
+    crcs: dict[str, int],
+    *,
+    verify: bool,
 ) -> None:
     """Put together what the pieces of one extent gave."""
     extent = pieces[0].extent
-    short = Problem("NT909", f"the file became shorter while it was read: {escaped(extent.label)} is not whole")
+    short = checkpoint_problem(
+        "NT909", f"the file became shorter while it was read: {escaped(extent.label)} is not whole"
+    )
     if any(piece.is_short for piece in pieces):
         problems.append(short)
         return
@@ -250,7 +257,7 @@ def _conclude(
     if verify and extent.crc32 is not None and crc != extent.crc32:
         names = ", ".join(escaped(tensor.name) for tensor in extent.tensors[:3])
         message = f"{escaped(extent.label)} does not match its CRC-32: bytes were changed after they were saved"
-        problems.append(Problem("NT908", message, tensor=names or None))
+        problems.append(checkpoint_problem("NT908", message, tensor=names or None))
     tallies: dict[int, TensorTally] = {}
     for seen in (tally for piece in pieces for tally in piece.tallies):
         known = tallies.setdefault(id(seen.tensor), seen)

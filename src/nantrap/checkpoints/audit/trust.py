@@ -36,7 +36,7 @@ from nantrap.checkpoints.audit.known_names import (
     VALUES,
 )  # fmt: skip
 from nantrap.checkpoints.audit.pickles import GETATTR, Name, Pickle, PickleCall
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 
@@ -121,27 +121,27 @@ def judge(pickle: Pickle, *, loads: Callable[[PickleCall], bool] = lambda call: 
     )
 
 
-def problems_of_imports(imports: Imports) -> tuple[Problem, ...]:
+def problems_of_imports(imports: Imports) -> tuple[CheckpointProblem, ...]:
     """At most one error, two warnings and one note."""
     problems = []
     if imports.run:
         names = tuple(imports.run)
         text = f"loading it would run {_join(names)}; it was read without running anything"
-        problems.append(Problem("NT910", text, imports=names))
+        problems.append(checkpoint_problem("NT910", text, imports=names))
     if imports.unclear:
         names = tuple(imports.unclear)
         unclear = escaped(next(iter(imports.unclear.values())), most=200)
         text = f"loading it would run code of {_join(names)}, and nantrap cannot tell what it does ({unclear})"
-        problems.append(Problem("NT913", text, severity="warning", imports=names))
+        problems.append(checkpoint_problem("NT913", text, severity="warning", imports=names))
     if imports.made:
         text = (
             f"loading it needs the code of {_join(imports.made)}, which is not on this machine: what it does is not "
             "known; the tensors were read without it"
         )
-        problems.append(Problem("NT910", text, severity="warning", imports=imports.made))
+        problems.append(checkpoint_problem("NT910", text, severity="warning", imports=imports.made))
     if imports.named:
         text = f"the pickle names {_join(imports.named)}, and runs none of their code"
-        problems.append(Problem("NT910", text, severity="note", imports=imports.named))
+        problems.append(checkpoint_problem("NT910", text, severity="note", imports=imports.named))
     return tuple(problems)
 
 

@@ -1,8 +1,8 @@
 """The result of an audit. Frozen data, no torch: results are sent between ranks and written as JSON.
 
-Problem          one thing that is wrong with a checkpoint, with a stable code
-CheckpointAudit  one checkpoint: format, size, facts, problems
-AuditReport      everything one call checked, and the last good checkpoint
+CheckpointProblem  one thing that is wrong with a checkpoint, with a stable code
+CheckpointAudit    one checkpoint: format, size, facts, problems
+AuditReport        everything one call checked, and the last good checkpoint
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-Severity = Literal["error", "warning", "note"]
+from nantrap.problems import Problem, ProblemPlace, Severity
+
 Role = Literal["model", "optimizer", "scheduler", "scaler", "ema", "rng", "callbacks", "data", "other"]
 
 SCHEMA: Final = "nantrap.audit/1"
@@ -50,15 +51,10 @@ HELP: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CheckpointProblem(Problem):
     """One thing that is wrong. An `error` makes the checkpoint unhealthy, a `warning` or a `note` does not."""
 
-    code: str
-    message: str
-    severity: Severity = "error"
-    tensor: str | None = None
     role: Role | None = None
-    file: str | None = None
     nan: int = 0
     posinf: int = 0
     neginf: int = 0
@@ -68,25 +64,14 @@ class Problem:
     imports: tuple[str, ...] = ()
 
     @property
-    def title(self) -> str:
-        """What the code means, independent of this checkpoint."""
-        return TITLES[self.code]
+    def tensor(self) -> str | None:
+        """The tensor that it is about, if it is about one."""
+        return self.place.tensor
 
     @property
-    def help(self) -> str:
-        """What to do about it."""
-        if self.code in ("NT901", "NT902"):
-            if self.severity == "warning":
-                return "nothing to do if it was put there on purpose, as a mask or a score is"
-            if self.role in ("data", "other"):
-                return "find the samples that hold it and drop or repair them; nantrap data names the rows"
-        if self.code == "NT910" and self.severity == "warning":
-            return "audit it where that code is, or load it with weights_only=False only if you trust who wrote it"
-        if self.code == "NT910" and self.severity == "note":
-            return "nothing to do"
-        if self.code == "NT912" and self.severity == "warning":
-            return "open it with the program that wrote it"
-        return HELP[self.code]
+    def file(self) -> str | None:
+        """The file of the checkpoint that it is in, if there are several."""
+        return self.place.file or None
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain JSON values. `code`, `tensor`, `nan` and `inf` are always there."""
@@ -112,6 +97,37 @@ class Problem:
         return data
 
 
+def checkpoint_problem(
+    code: str,
+    message: str,
+    *,
+    severity: Severity = "error",
+    tensor: str | None = None,
+    role: Role | None = None,
+    file: str = "",
+    **found: Any,
+) -> CheckpointProblem:
+    """A problem with the title and the help of its code; `found` are the other fields of a `CheckpointProblem`."""
+    fix, place = _help(code, severity, role), ProblemPlace(file, tensor=tensor)
+    return CheckpointProblem(code, severity, message, fix, place=place, title=TITLES[code], role=role, **found)
+
+
+def _help(code: str, severity: Severity, role: Role | None) -> str:
+    """What to do about a problem with this code."""
+    if code in ("NT901", "NT902"):
+        if severity == "warning":
+            return "nothing to do if it was put there on purpose, as a mask or a score is"
+        if role in ("data", "other"):
+            return "find the samples that hold it and drop or repair them; nantrap data names the rows"
+    if code == "NT910" and severity == "warning":
+        return "audit it where that code is, or load it with weights_only=False only if you trust who wrote it"
+    if code == "NT910" and severity == "note":
+        return "nothing to do"
+    if code == "NT912" and severity == "warning":
+        return "open it with the program that wrote it"
+    return HELP[code]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointAudit:
     """One checkpoint. `facts` holds what it stores about itself: step, epoch, learning rate, loss scale.
@@ -123,7 +139,7 @@ class CheckpointAudit:
     format: str
     tensors: int
     bytes: int
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[CheckpointProblem, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     holds_model: bool = True
@@ -175,7 +191,7 @@ class AuditReport:
         return all(checkpoint.healthy for checkpoint in self.checkpoints)
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[CheckpointProblem, ...]:
         """All problems of all checkpoints."""
         return tuple(problem for checkpoint in self.checkpoints for problem in checkpoint.problems)
 

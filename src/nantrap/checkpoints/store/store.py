@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap._version import __version__
 from nantrap.checkpoints.audit.quarantining import quarantine
-from nantrap.checkpoints.audit.verdict import CheckpointAudit, Problem
+from nantrap.checkpoints.audit.verdict import CheckpointAudit, checkpoint_problem
 from nantrap.checkpoints.store.catalogue import (
     Choice,
     SavedCheckpoint,
@@ -272,7 +272,7 @@ class CheckpointStore:
 
     def _put_aside(self, saved: SavedCheckpoint, reason: str) -> str:
         """Move a damaged file into quarantine; where that is not possible, only skip it."""
-        audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (Problem("NT908", reason),))
+        audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (checkpoint_problem("NT908", reason),))
         try:
             with locked(self.folder, seconds=self._lock_seconds):
                 moves = quarantine([audit], self.folder / QUARANTINE)

@@ -15,7 +15,7 @@ from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.crc32 import combine
 from nantrap.checkpoints.audit.files import ByteSource, FileSystem, as_file, read_text
 from nantrap.checkpoints.audit.readers import safetensors
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.errors import FormatError
 from nantrap.incident.wording import escaped
 
@@ -47,7 +47,7 @@ def read(source: ByteSource) -> Contents:
     return contents._replace(format="nantrap", extents=extents, tree=tree, seal=seal)
 
 
-def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[Problem]:
+def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[CheckpointProblem]:
     """One problem if names, dtypes, shapes or bytes are not those that were written. `crcs` are of the extents."""
     if contents.seal is None or contents.problems:
         return []  # what is wrong with the header was reported
@@ -62,7 +62,7 @@ def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[Problem]:
     if f"{crc:08x}" == expected:
         return []
     text = "its bytes or its header do not match their checksum: the file was changed after it was saved"
-    return [Problem("NT908", text)]
+    return [checkpoint_problem("NT908", text)]
 
 
 def line_of(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
@@ -100,7 +100,7 @@ def expected_hash(files: FileSystem, path: str) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def check_hash(files: FileSystem, source: ByteSource) -> list[Problem]:
+def check_hash(files: FileSystem, source: ByteSource) -> list[CheckpointProblem]:
     """One problem if the file is not the one that was hashed."""
     expected = expected_hash(files, source.name)
     if expected is None:
@@ -109,4 +109,4 @@ def check_hash(files: FileSystem, source: ByteSource) -> list[Problem]:
 
     if sha256_of(as_file(source)) == expected:
         return []
-    return [Problem("NT908", f"its SHA-256 is not the one in {MANIFEST}: it was changed after it was saved")]
+    return [checkpoint_problem("NT908", f"its SHA-256 is not the one in {MANIFEST}: it was changed after it was saved")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from nantrap.checkpoints.audit.contents import DTYPES, Contents, DType, Extent, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.files import ByteSource
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 _LENGTH = struct.Struct("<Q")
@@ -54,7 +54,7 @@ def read(source: ByteSource) -> Contents:
         ranges.append((first, last, name))
         if tensor is None and dtype not in _PACKED:
             words = f"{escaped(name)} has the dtype {escaped(dtype, most=40)}, which is not known here: it was not read"
-            problems.append(Problem("NT912", words, severity="warning", tensor=name))
+            problems.append(checkpoint_problem("NT912", words, severity="warning", tensor=name))
         if base + last <= source.size:
             tensors = (tensor,) if tensor else ()
             extents.append(Extent(source, base + first, last - first, name, tensors))
@@ -102,21 +102,21 @@ def _entry(name: str, entry: object) -> tuple[int, int, StoredTensor | None, str
     return first, last, StoredTensor((name,), dtype, shape, row_major(shape)) if dtype else None, kind
 
 
-def _layout_problems(ranges: list[tuple[int, int, str]]) -> list[Problem]:
+def _layout_problems(ranges: list[tuple[int, int, str]]) -> list[CheckpointProblem]:
     """Tensors follow one another without gaps and without sharing bytes: the format requires it."""
     end = 0
     for first, last, name in sorted(ranges):
         if first != end:
             what = "shares bytes with the tensor before it" if first < end else f"begins {first - end:,} bytes too late"
-            return [Problem("NT908", f"tensor {escaped(name)} {what}: the header was changed", tensor=name)]
+            return [checkpoint_problem("NT908", f"tensor {escaped(name)} {what}: the header was changed", tensor=name)]
         end = last
     return []
 
 
-def _size_problems(expected: int, size: int, *, missing: int) -> tuple[Problem, ...]:
+def _size_problems(expected: int, size: int, *, missing: int) -> tuple[CheckpointProblem, ...]:
     if size < expected:
         lost = f"{missing:,} tensors are" if missing != 1 else "1 tensor is"
-        return (Problem("NT909", f"the file holds {size:,} of {expected:,} bytes: {lost} not whole"),)
+        return (checkpoint_problem("NT909", f"the file holds {size:,} of {expected:,} bytes: {lost} not whole"),)
     if size > expected:
-        return (Problem("NT908", f"{size - expected:,} bytes follow after the last tensor"),)
+        return (checkpoint_problem("NT908", f"{size - expected:,} bytes follow after the last tensor"),)
     return ()

@@ -14,7 +14,7 @@ import numpy as np
 from nantrap.checkpoints.audit.contents import DTYPES, DType, StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.known_names import LOADER
 from nantrap.checkpoints.audit.pickles import Name, Persistent, PickleCall
-from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 _STORAGE_DTYPES = {
@@ -78,7 +78,7 @@ class Found:
     def __init__(self) -> None:
         self.tensors: list[TensorInStorage] = []
         self.numbers: list[tuple[Path, float]] = []
-        self.problems: list[Problem] = []
+        self.problems: list[CheckpointProblem] = []
 
 
 def storage_of(reference: object) -> Storage:
@@ -311,7 +311,7 @@ def _add_storage(found: Found, path: Path, node: object, resolve: Resolve) -> No
     name = escaped(".".join(path)) or f"storage {escaped(storage.key)}"
     if storage.dtype.kind == "raw":
         text = f"{name} is an untyped storage: its {storage.numel:,} bytes have no dtype, and were not judged"
-        found.problems.append(Problem("NT912", text, severity="warning", tensor=name))
+        found.problems.append(checkpoint_problem("NT912", text, severity="warning", tensor=name))
     shape = (storage.numel,)
     offset = storage.first * storage.dtype.itemsize
     found.tensors.append(TensorInStorage(StoredTensor(path, storage.dtype, shape, (1,), offset), storage))
