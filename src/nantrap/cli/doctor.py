@@ -12,6 +12,7 @@ from nantrap.incident.wording import counted, escaped
 from nantrap.problems.terminal import Printer
 
 if TYPE_CHECKING:
+    from nantrap.doctor.frozen import FrozenShare
     from nantrap.doctor.report import DoctorReport
     from nantrap.doctor.repository import Repository
 
@@ -57,7 +58,7 @@ class DoctorCommand:
             if kind == "json":
                 document = report.to_dict()
                 if arguments.checkpoint:
-                    document["frozen"] = [vars_of(each) for each in _frozen(arguments.checkpoint, repository)]
+                    document["frozen"] = [each.to_dict() for each in _frozen(arguments.checkpoint, repository)]
                 print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
             elif text := as_sarif(report) if kind == "sarif" else as_github(report):
                 print(text)
@@ -69,20 +70,6 @@ class DoctorCommand:
         if arguments.suggest or arguments.fix:
             _suggest(arguments, report, repository, quiet=kind != "text")
         return report.exit_code
-
-
-def vars_of(share: object) -> dict[str, object]:
-    """A share of frozen weights for JSON."""
-    from nantrap.doctor.frozen import FrozenShare
-
-    assert isinstance(share, FrozenShare)
-    return {
-        "file": share.file,
-        "rate": share.rate,
-        "weights": share.weights,
-        "frozen": share.frozen,
-        "share": share.share,
-    }
 
 
 def _suggest(arguments: argparse.Namespace, report: DoctorReport, repository: Repository, *, quiet: bool) -> None:
@@ -102,20 +89,19 @@ def _suggest(arguments: argparse.Namespace, report: DoctorReport, repository: Re
             print(f"{file} changed; the old one is {backup}", file=out)
 
 
-def _frozen(path: str, repository: Repository) -> list[object]:
+def _frozen(path: str, repository: Repository) -> list[FrozenShare]:
     from nantrap.doctor.configuration.setting import number
     from nantrap.doctor.frozen import frozen_share
 
     found = {number(setting.value) for source in repository.sources for setting in source.all("lr")}
     rates = sorted(rate for rate in found if rate is not None and 0 < rate < 1) or [1e-5, 5e-5, 1e-4]
-    return list(frozen_share(path, rates[:8]))
+    return frozen_share(path, rates[:8])
 
 
 def _show_frozen(path: str, repository: Repository) -> None:
     for each in _frozen(path, repository):
-        data = vars_of(each)
         print(
-            f"{path}: at a learning rate of {data['rate']:g}, {data['share']:.1%} of {data['weights']:,} weights "
+            f"{path}: at a learning rate of {each.rate:g}, {each.share:.1%} of {each.weights:,} weights "
             "cannot move in pure bfloat16"
         )
 

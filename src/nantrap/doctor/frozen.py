@@ -8,7 +8,7 @@ Pickled code is never run: the checkpoint is opened by nantrap's own readers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,10 @@ class FrozenShare:
     def share(self) -> float:
         """Between 0 and 1."""
         return self.frozen / self.weights if self.weights else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**asdict(self), "share": self.share}
 
 
 def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:

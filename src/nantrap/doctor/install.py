@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ def examine_installation() -> list[InstallRow]:
     """Everything about this machine and this environment."""
     rows = [
         InstallRow("nantrap", "nantrap", __version__),
-        InstallRow("nantrap", "python", platform.python_version(), *_python_problem()),
+        InstallRow("nantrap", "python", platform.python_version()),
         InstallRow("nantrap", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
     ]
     rows += [_package(name, least) for name, least in _NEEDED]
@@ -52,16 +52,9 @@ def as_dict(rows: list[InstallRow]) -> dict[str, Any]:
     """The rows for `--json`."""
     return {
         "schema": "nantrap.doctor.install/1",
-        "rows": [
-            {"group": row.group, "name": row.name, "found": row.found, "problem": row.problem, "fix": row.fix}
-            for row in rows
-        ],
+        "rows": [asdict(row) for row in rows],
         "missing": [row.name for row in rows if row.problem],
     }
-
-
-def _python_problem() -> tuple[str, str]:
-    return "", ""
 
 
 def _package(name: str, least: str) -> InstallRow:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.source.expressions import dotted, is_gradient, last_name
 from nantrap.doctor.source.module import Function, Module
 
@@ -37,22 +38,6 @@ _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECA
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
 _DEEPEST: Final = 3
-_OPTIMIZER_CLASSES: Final = frozenset(
-    [
-        "Adam",
-        "AdamW",
-        "SGD",
-        "RMSprop",
-        "NAdam",
-        "RAdam",
-        "Adagrad",
-        "Adafactor",
-        "Adamax",
-        "LBFGS",
-        "create_optimizer",
-        "build_optimizer",
-    ]
-)
 END: Final = 1 << 30
 """Behind every position."""
 
@@ -320,7 +305,7 @@ class _Tracer:
             self.add("unscale", node, around, receiver=receiver)
         elif leaf == "GradScaler":
             self.add("scaler", node, around)
-        elif leaf in _OPTIMIZER_CLASSES or leaf.lower().endswith(("optimizer", "optimizers", "optimiser")):
+        elif leaf in OPTIMIZERS or leaf.lower().endswith(("optimizer", "optimizers", "optimiser")):
             self.add("optimizer", node, around)
         elif leaf == "autocast":
             self.add("autocast", node, around, receiver=receiver)
