@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nantrap.incident import Incident
+from nantrap.incident import Incident, Source
+from nantrap.incident.redaction import redacted, without_secrets
 from nantrap.record import read_bundle, write_bundle, write_run_info
-from nantrap.record.run_info import redacted
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,62 @@ def test_secrets_are_left_out(given: list[str], shown: list[str]) -> None:
     assert redacted(given) == shown
 
 
+SECRET, AWS = "Zq7hunter2Xy9", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [f"--api-key={SECRET}"], ["-p", SECRET], [f"-p{SECRET}"], ["-u", f"me:{SECRET}"], [f"KEY={SECRET}"], [SECRET],
+        [f"++logger.key={SECRET}"], [f'{{"api_key": "{SECRET}"}}'], ["--json", f'{{"a": {{"b": "{SECRET}"}}}}'],
+        ["-H", f"Authorization: Bearer {SECRET}"], [f"--header=X-Api-Key: {SECRET}"], ["--dsn", f"host=x pw={SECRET}"],
+        [f"mysql://host/db?password={SECRET}"], [f"https://{SECRET}@github.com/x/y"], ["--name", SECRET], ["--a", AWS],
+        [f"https://hooks.slack.com/services/T000/B000/{SECRET}"], [AWS], [f"--x={AWS}"], ["--x", f"/tmp/{AWS}"],
+        [f"s3://a:{SECRET}@b/k"], ["--cookie", f"session={SECRET}"], ["-e", f"TOKEN={SECRET}"], [f"--{SECRET}"],
+        ["--opts", f"lr=1,password={SECRET}"], ["--opts", f"[a,{SECRET}]"], [f"-{SECRET}"],
+        ["--password", f"-{SECRET}"],
+        [f"--password:{SECRET}"], [f"hydra.job.env_set.A={SECRET}"], [f"redis://:{SECRET}@h:6379/0"], ["--", SECRET],
+        [f"Pwd={SECRET};Uid=me"], [f"https://x.blob/c?sv=1&sig={SECRET}"], [f"--a=b={SECRET}"], [f"={SECRET}"],
+        [f"AccountName=a;AccountKey={SECRET}"], [f"token: {SECRET}"], ["--lr", "1e-3", SECRET], ["-k", SECRET],
+        [f"--login=me@x.org:{SECRET}"], ["--password", "--lr", SECRET], [f"/password:{SECRET}"], ["--pin", "123456"],
+    ],
+)  # fmt: skip
+def test_a_value_of_no_known_form_is_left_out(given: list[str]) -> None:
+    shown = " ".join(redacted(given))
+    assert "[redacted]" in shown
+    assert not any(secret in shown for secret in (SECRET, AWS, "123456"))
+    assert redacted(redacted(given)) == redacted(given)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         ["--lr", "1e-4"], ["--tokenizer", "gpt2"], ["--max_tokens", "512"], ["--num_key_value_heads", "8"],
         ["--pad_token", "<pad>"], ["--key", "5"], ["--password", "--lr", "1"], ["train.py"], ["--passes", "3"],
+        ["-lr", "0.1"], ["-j8"], ["--bf16"], ["--dtype=bfloat16"], ["--device", "cuda:0"], ["--data", "/data/a/train"],
+        ["configs/base.yaml"], ["model.width=64"], ["+trainer.max_steps=1000"], ["--betas=[0.9,0.95]"],
+        ["--seed", "-1"], ["--size", "64x64"], ["optimizer=adamw"], ["--out", "runs/exp1"],
+        ["--model", "meta-llama/Llama-2-7b"],
+        ["--master_addr", "127.0.0.1"], ["s3://bucket/run-1/data"], ["tcp://127.0.0.1:29500"],
+        ["--max-steps", "100_000"],
     ],
 )  # fmt: skip
-def test_everything_else_stays(given: list[str]) -> None:
+def test_numbers_known_words_and_paths_stay(given: list[str]) -> None:
     assert redacted(given) == given
+
+
+def test_a_literal_in_a_source_line_is_hidden_and_the_columns_stay() -> None:
+    source = Source("train.py", 3, text='client = Api(api_key="abcd", tokens=4)  # 1')
+    assert source.text == 'client = Api(api_key="****", tokens=4)  # 1'
+    assert without_secrets('os.environ["HF_TOKEN"] = "abc"') == 'os.environ["HF_TOKEN"] = "***"'
+    assert Incident(1, phase="forward", notes=("no route to https://me:pw@host/x",)).notes == (
+        "no route to https://*****@host/x",
+    )
+
+
+@pytest.mark.parametrize("line", ['x = tokens.sum("x")', 'tokenizer = load("gpt2")', 'batch["pad_token_id"]', "a / b"])
+def test_ordinary_source_lines_stay(line: str) -> None:
+    assert without_secrets(line) == line
 
 
 def test_the_home_folder_does_not_name_the_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
         "Watched: blocks.0.alpha",
         "Around the rollback",
         "accuracy",
-        "train.py --api-key ... --lr=0.1 --hf-token=...",
+        "train.py --api-key '[redacted]' --lr=0.1 '--hf-token=[redacted]'",
     ):
         assert words in page.text, words
     assert "s3cret" not in page.text
@@ -298,8 +298,9 @@ def test_source_lines_come_from_the_file_only_if_it_still_has_the_line(tmp_path:
 
 
 def test_a_command_line_without_secrets() -> None:
-    given = ["train.py", "--password", "x y", "--name", "a b", "TOKEN=1", "--token", "--lr", "1"]
-    assert command_text(given) == "train.py --password ... --name 'a b' TOKEN=... --token --lr 1"
+    given = ["train.py", "--password", "x y", "--name", "a b", "TOKEN=x", "--token", "--lr", "1"]
+    expected = "train.py --password '[redacted]' --name '[redacted]' 'TOKEN=[redacted]' --token --lr 1"
+    assert command_text(given) == expected
 
 
 def test_similar_incidents_that_were_only_counted_are_on_the_page_when_the_run_has_ended(tmp_path: Path) -> None:

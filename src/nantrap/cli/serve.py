@@ -45,6 +45,7 @@ class ServeCommand:
 
             from nantrap.report.serving.access import is_loopback
             from nantrap.report.serving.app import LiveServer
+            from nantrap.report.serving.connections import HeaderTimeout
             from nantrap.report.serving.index import Index
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), extra="serve") from None
@@ -67,7 +68,12 @@ class ServeCommand:
                 print(f"from another machine: this machine's name in place of {host}", file=sys.stderr)
             print(address, flush=True)
             config = uvicorn.Config(
-                application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+                application,
+                http=HeaderTimeout,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=2,
             )
             with contextlib.suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run(sockets=[listening])

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from nantrap.incident.codes import BY_SLUG
+from nantrap.incident.redaction import without_secrets
 
 Phase = Literal["data", "state", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "state", "forward", "backward", "optimizer")
@@ -98,7 +99,10 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's code. `column` and `end_column` (0-based) mark the guilty expression where known."""
+    """A line of the user's code. `column` and `end_column` (0-based) mark the guilty expression where known.
+
+    What looks like a secret in `text` becomes asterisks of the same length.
+    """
 
     file: str
     line: int
@@ -108,6 +112,9 @@ class Source:
     end_column: int | None = None
     inferred: bool = False
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", without_secrets(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +321,9 @@ class Incident:
     restored_step: int | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(map(without_secrets, self.notes)))
 
     @property
     def cause(self) -> Cause | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.incident import Incident, Source
+from nantrap.incident.redaction import redacted, without_secrets
 from nantrap.report.journals import JournalRow, rows_before
 
 _INCIDENT_MARK = b'"incident":{'
@@ -26,7 +26,6 @@ _STEPS_BEFORE = 48
 _CONTEXT = 3
 _LARGEST_SOURCE = 5_000_000
 _MOST_SIBLINGS = 60
-_SECRET = re.compile(r"(key|token|secret|password|passwd|credential)", re.IGNORECASE)
 
 
 # ---- the other steps of a run that failed as an incident did: most of them were counted and not diagnosed again
@@ -155,10 +154,10 @@ def source_lines(source: Source | None) -> tuple[tuple[int, str], ...]:
     except (OSError, ValueError):
         return alone
     at = source.line - 1
-    if not 0 <= at < len(lines) or lines[at].rstrip() != source.text.rstrip():
+    if not 0 <= at < len(lines) or without_secrets(lines[at]).rstrip() != source.text.rstrip():
         return alone
     first, last = max(0, at - _CONTEXT), min(len(lines), at + _CONTEXT + 1)
-    return tuple((number + 1, lines[number]) for number in range(first, last))
+    return tuple((number + 1, without_secrets(lines[number])) for number in range(first, last))
 
 
 def _siblings(folder: Path) -> tuple[tuple[str, Incident], ...]:
@@ -218,19 +217,9 @@ def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def command_text(arguments: list[str]) -> str:
-    """A command line without what looks like a secret."""
-    shown: list[str] = []
-    hide = False
-    for argument in arguments[:60]:
-        name, sign, _ = argument.partition("=")
-        if hide and not argument.startswith("-"):
-            shown.append("...")
-        elif sign and _SECRET.search(name):
-            shown.append(f"{name}=...")
-        else:
-            shown.append(shlex.quote(argument))
-        hide = argument.startswith("-") and not sign and bool(_SECRET.search(name))
-    return " ".join(shown) + (" ..." if len(arguments) > 60 else "")
+    """A command line without what may be a secret."""
+    shown = redacted(arguments[:60])
+    return " ".join(map(shlex.quote, shown)) + (" ..." if len(arguments) > 60 else "")
 
 
 def _policy(policy: Mapping[str, Any]) -> str:
