@@ -87,6 +87,8 @@ def act(session: Session, driver: Driver, decision: Decision, *, incident: Incid
     if decision.spike:
         return Act(Action.SKIP, "a spike, skipped by the policy")
     verdict, ranks = decision.verdict, session.ranks
+    if ranks.kept_apart and not blocked:
+        blocked = "the ranks cannot agree here to roll back together"
 
     def no_way_back() -> str:
         if blocked or not ranks.talking:

@@ -271,10 +271,8 @@ class Recovery:
         """Roll back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
         anchors = self.anchors
         factor = anchors.factor * (self._policy.lr_backoff if lower_rate else 1.0)
-        unused = self._unused_anchors()
-        # all ranks hold the same anchors, unless memory ran short on one of them: then none uses them
-        if self._ranks.all(bool(unused)):
-            anchor = unused[0]
+        anchor = self._common_anchor()
+        if anchor is not None:
             anchor.rollbacks += 1
             anchors.restore(anchor)
             if self._policy.rollback.rng == "restore" and anchor.rng is not None:
@@ -292,6 +290,8 @@ class Recovery:
         anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
         self._protected.ledger.capture()
         self._tally.rollbacks += 1
+        if len(set(self._ranks.checksums(self._protected.members.parameters, step))) > 1:
+            return False, f"; the ranks hold different weights after the rollback to step {step:,}{source}"
         rates = ", ".join(f"{rate:.4g}" for rate in current_rates(self._protected.optimizer)[:3])
         return True, f"; state of step {step:,}{source}, lr now {rates}"
 
@@ -310,6 +310,15 @@ class Recovery:
 
     def _unused_anchors(self) -> list[Anchor]:
         return [anchor for anchor in self.anchors.candidates() if not anchor.rollbacks]
+
+    def _common_anchor(self) -> Anchor | None:
+        """The newest anchor that no rollback has used and that is whole on every rank; all of them ask together.
+
+        What one rank's anchor holds may have been non-finite already when it was taken, on that rank alone.
+        """
+        unused = {anchor.step: anchor for anchor in self._unused_anchors()}
+        common = set(unused).intersection(*map(set, self._ranks.share(list(unused)).values()))
+        return unused[max(common)] if common else None
 
     def _unused_checkpoints(self) -> list[SavedCheckpoint]:
         """The checkpoints that no rollback has used yet, the newest first: older than what was tried before."""
