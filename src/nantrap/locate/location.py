@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from nantrap.finite import any_nonfinite, first_nonfinite_index, size_in_bytes, tensor_stats
+from nantrap.finite.check import readable
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.batch import samples_in, tensors_of
 from nantrap.locate.failure import Failure
@@ -245,6 +246,17 @@ def _external_location(location: Location, external: External, trace: Trace, *, 
         return location
     kind = "buffer" if external.kind == "buffer" else "parameter"
     return replace(location, findings=(finding(kind, name, tensor, "state"),))
+
+
+def weight_location(failed: Failure) -> Location | None:
+    """The first parameter of which this rank holds a non-finite part; for a trace that does not follow it, since it
+    was gathered from all ranks before it was used."""
+    for name, parameter in failed.parameters.items():
+        if any_nonfinite([parameter]) and (own := readable(parameter)) is not None:
+            found = finding("parameter", name, own, "state")
+            external = External("parameter", name, own)
+            return Location(phase="state", module=owner_of(name), external=external, findings=(found,))
+    return None
 
 
 def frames_before(trace: Trace, origin: Op) -> tuple[Frame, ...]:

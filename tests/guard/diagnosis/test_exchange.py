@@ -10,7 +10,11 @@ from nantrap.guard.diagnosis.together import RankReport, guilty_ranks, other_cau
 from nantrap.guard.judge import Verdict
 from nantrap.incident import Cause, Incident
 
-FOUND, HOLDS, NOTHING = RankReport(True, False, {}), RankReport(False, True, {}), RankReport(False, False, None)
+FOUND, HOLDS, NOTHING = (
+    RankReport(True, False, False, {}),
+    RankReport(False, True, False, {}),
+    RankReport(False, False, False, None),
+)
 SPREAD = Verdict(bad=True, bad_ranks=(0, 1, 2), contested=True)
 
 

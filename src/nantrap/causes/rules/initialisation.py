@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, rule
+from nantrap.finite.check import readable
 from nantrap.thresholds import LARGE_GAIN
 
 if TYPE_CHECKING:
@@ -75,21 +76,25 @@ def _oversized(case: Case) -> dict[str, float]:
     }
     found = {}
     for name, parameter in case.failure.parameters.items():
-        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
-            continue
-        gain = _gain(parameter.detach(), owners.get(name, ""))
+        gain = _gain(parameter, owners.get(name, ""))
         if math.isfinite(gain) and gain > LARGE_GAIN:
             found[name] = gain
     return found
 
 
 def _gain(weight: Tensor, owner: str) -> float:
-    """How a weight scales what it multiplies: std · √fan_in for a matrix, its magnitude for a vector or a table."""
-    magnitude = weight.abs().double()
-    typical = float(magnitude.square().mean().sqrt())
+    """How a weight scales what it multiplies: std · √fan_in for a matrix, its magnitude for a vector or a table.
+
+    The scale of a weight that is spread over ranks is that of this rank's part; 0.0 where there is nothing to read.
+    """
+    values = readable(weight)
+    if values is None:
+        return 0.0
+    parts = 2 if weight.is_complex() else 1
+    typical = math.sqrt(float(values.double().square().mean()) * parts)
     if weight.dim() < 2 or owner == "Embedding":
         return typical
-    fan_in = weight[0].numel()
+    fan_in = weight.numel() // max(len(weight), 1)
     if owner not in _KNOWN_LAYOUT:  # a parameter that the user made: either side may be the input
         fan_in = max(fan_in, weight.numel() // weight.shape[-1])
     return typical * math.sqrt(fan_in)

@@ -90,7 +90,7 @@ def settle_with_ranks(session: Session, observation: Observation, found: Explore
     joined = explore_together(session, observation, found.diagnosed, wanted=found.needs_all)
     if joined.together:
         session.earlier.remember(signature_of(incident_of(session, observation)), joined.diagnosed.incident)
-    return exchange_incidents(joined.diagnosed, observation.verdict, session.ranks, writes=session.writes_bundles)
+    return exchange_incidents(joined, observation.verdict, session.ranks, writes=session.writes_bundles)
 
 
 def settle_alone(session: Session, observation: Observation, found: Explored, *, here: bool) -> Diagnosed:

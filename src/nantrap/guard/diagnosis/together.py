@@ -35,12 +35,13 @@ from nantrap.guard.diagnosis.describe import (
 )
 from nantrap.guard.judge import Verdict
 from nantrap.guard.observation import Observation
+from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.session import Session
 from nantrap.incident import Incident
 from nantrap.locate import Failure, Location
 from nantrap.locate.failure import Part
-from nantrap.locate.location import evidence_location, location_of
+from nantrap.locate.location import evidence_location, location_of, weight_location
 from nantrap.locate.replay.replay import forward_and_backward
 from nantrap.locate.replay.samples import find_samples
 from nantrap.locate.replay.together import (
@@ -72,12 +73,14 @@ class Joint:
         location: where it began, if it began on this rank.
         words: what was done, or why it was not.
         leaders: the ranks that may try causes with the others, one after the other.
+        ran: this rank's part was run again, under a trace that saw all of it.
     """
 
     failure: Failure
     location: Location | None
     words: str
     leaders: tuple[int, ...] = ()
+    ran: bool = False
 
 
 def run_jointly(failed: Failure, ranks: Ranks, *, wanted: bool) -> Joint | None:
@@ -108,6 +111,8 @@ def run_jointly(failed: Failure, ranks: Ranks, *, wanted: bool) -> Joint | None:
     location = (
         None if trouble or replay.origin is None else location_of(replay, fallback=failed.symptom, batch=failed.batch)
     )
+    if location is None and not trouble:
+        location = weight_location(failed)
     place = None
     if location is not None and wanted:
         line = (location.source.file, location.source.line) if location.source is not None else None
@@ -124,7 +129,8 @@ def run_jointly(failed: Failure, ranks: Ranks, *, wanted: bool) -> Joint | None:
         return Joint(failed, None, words)
     if location is None:
         where = "on this rank" if failed.repeatable else "in the calls of the model on this rank"
-        return Joint(failed, None, f"run again by all ranks together, and nothing began {where}", chosen)
+        words = f"run again by all ranks together, and nothing began {where}"
+        return Joint(failed, None, words, chosen, ran=True)
     words = "run again by all ranks together"
     if not chosen and not failed.repeatable:
         words += "; no cause was tried, since the loss could not be computed again on every rank; guard.attempt can"
@@ -153,11 +159,13 @@ class Leader:
     Args:
         failed: this rank's part of the step; it may communicate.
         ranks: the ranks; each of the others calls `follow`.
+        alone: refuses what waits for the others, except in these runs.
     """
 
-    def __init__(self, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:
+    def __init__(self, failed: Failure, ranks: Ranks, laboratory: Laboratory, alone: Alone) -> None:
         self._failed = failed
         self._ranks = ranks
+        self._alone = alone
         self._laboratory = laboratory
         self._left = MOST_RUNS
         self._whole = ""
@@ -175,7 +183,8 @@ class Leader:
             raise LookupError(self._whole)
         self._announce(("step", described, seed))
         try:
-            return _in_lockstep(self._ranks, lambda: _part(self._failed, around, batch=batch, seed=seed))
+            with self._alone.with_others():
+                return _in_lockstep(self._ranks, lambda: _part(self._failed, around, batch=batch, seed=seed))
         except LookupError as error:
             if batch is not None:  # a loss that gathers features takes batches of one size only
                 self._whole = str(error)
@@ -184,7 +193,8 @@ class Leader:
     def steps(self, since: int, rates: Mapping[int, tuple[float, ...]]) -> Part:
         """The steps since an older state by all ranks, with these learning rates."""
         self._announce(("steps", since, dict(rates)))
-        return _in_lockstep(self._ranks, lambda: _steps(self._failed, self._ranks, self._laboratory, since, rates))
+        with self._alone.with_others():
+            return _in_lockstep(self._ranks, lambda: _steps(self._failed, self._ranks, self._laboratory, since, rates))
 
     def end(self) -> None:
         """No more runs: the other ranks continue."""
@@ -194,7 +204,8 @@ class Leader:
         if not self._left:
             raise LookupError("the budget for runs by all ranks was used up")
         self._left -= 1
-        self._ranks.share(told)
+        with self._alone.with_others():
+            self._ranks.share(told)
 
 
 def follow(leader: int, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:
@@ -269,10 +280,12 @@ class Joined(NamedTuple):
     Attributes:
         diagnosed: the incident of this rank.
         together: it holds what the ranks found together.
+        nothing_began: all ranks ran the step again, and nothing began on this one.
     """
 
     diagnosed: Diagnosed
     together: bool = False
+    nothing_began: bool = False
 
 
 def explore_together(session: Session, observation: Observation, found: Diagnosed, *, wanted: bool) -> Joined:
@@ -304,9 +317,12 @@ def explore_together(session: Session, observation: Observation, found: Diagnose
     if not wanted:
         return Joined(found)
     if location is None:
-        return Joined(found if found_alone else explore_graph(session, observation, found, joint.words))
+        if found_alone:
+            return Joined(found)
+        return Joined(explore_graph(session, observation, found, joint.words), nothing_began=joint.ran)
     if policy.diagnose == "full" and ranks.rank not in joint.leaders:
-        incident = _read_only(failure, location, incident)
+        with session.alone.reading():
+            incident = _read_only(failure, location, incident)
     best = incident.causes[0].proven if incident.causes else False
     if found_alone and not best:
         return Joined(found)  # all ranks together found no more than this one alone
@@ -319,18 +335,20 @@ def _lead(
     """Ask the rules, and let all ranks run what they want to try. Ends for the others, whatever happens."""
     from nantrap.causes import Case, explain_case
 
-    leader = Leader(failure, session.ranks, _laboratory(session, failure, incident))
+    alone = session.alone
+    leader = Leader(failure, session.ranks, _laboratory(session, failure, incident), alone)
     # outside the runs of all ranks nothing may wait for them
-    own = replace(failure, quiet=session.alone.running, crew=leader)
+    own = replace(failure, quiet=alone.running, crew=leader)
     try:
-        seconds = session.policy.diagnosis.seconds
-        location = replace(location, samples=find_samples(own, seconds=seconds / 3))
-        if location.samples.note:
-            location = location.noting(location.samples.note)
-        words = incident.notes
-        incident = _placed(session, observation, location)
-        incident = replace(incident, notes=tuple(dict.fromkeys((*incident.notes, *words))))
-        return with_explanation(incident, explain_case(Case(own, location, incident), seconds=seconds))
+        with alone.reading():
+            seconds = session.policy.diagnosis.seconds
+            location = replace(location, samples=find_samples(own, seconds=seconds / 3))
+            if location.samples.note:
+                location = location.noting(location.samples.note)
+            words = incident.notes
+            incident = _placed(session, observation, location)
+            incident = replace(incident, notes=tuple(dict.fromkeys((*incident.notes, *words))))
+            return with_explanation(incident, explain_case(Case(own, location, incident), seconds=seconds))
     except RankLostError:
         raise
     except Exception as error:  # a diagnosis is worth less than the run
@@ -388,24 +406,27 @@ class RankReport(NamedTuple):
     Attributes:
         found: it knows where the failure began, and that was here.
         holds: its own shards of the gradients are non-finite. Gradients that were averaged tell nothing.
+        nothing_began: it ran its part again with the others, and what was bad came from another rank.
         incident: its incident as plain data, if it may be the guilty rank.
     """
 
     found: bool
     holds: bool
+    nothing_began: bool
     incident: dict[str, Any] | None
 
 
-def exchange_incidents(diagnosed: Diagnosed, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Diagnosed:
+def exchange_incidents(joined: Joined, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Diagnosed:
     """Every rank sends what it found. Returns what this rank says in agreement with the others. Each rank calls it.
 
     Args:
-        diagnosed: what this rank found.
+        joined: what this rank found.
         verdict: what the ranks found when the step failed.
         ranks: all of them, which are here.
         writes: whether incidents are written to disk.
     """
-    reports = ranks.share(_report(diagnosed, verdict, ranks, writes=writes))
+    diagnosed = joined.diagnosed
+    reports = ranks.share(_report(joined, verdict, ranks, writes=writes))
     bad_ranks, certain = guilty_ranks(reports, verdict)
     origin = bad_ranks[0] if bad_ranks and certain else None
     own = diagnosed.incident
@@ -430,7 +451,9 @@ def guilty_ranks(reports: Mapping[int, RankReport], verdict: Verdict) -> tuple[t
     guilty. Where none did, a rank whose own shards are bad while those of others are not is: nothing has spread.
     """
     if not verdict.contested:
-        return verdict.bad_ranks, bool(verdict.bad_ranks)
+        # weights that are gathered from all ranks bring the bad values of one to all of them
+        began = tuple(rank for rank in verdict.bad_ranks if not reports[rank].nothing_began)
+        return began or verdict.bad_ranks, bool(verdict.bad_ranks)
     found = tuple(rank for rank, report in reports.items() if report.found)
     holding = tuple(rank for rank, report in reports.items() if report.holds)
     if found:
@@ -453,17 +476,19 @@ def _place(incident: Incident) -> tuple[object, ...]:
     return cause, incident.phase, incident.module, incident.op
 
 
-def _report(diagnosed: Diagnosed, verdict: Verdict, ranks: Ranks, *, writes: bool) -> RankReport:
+def _report(joined: Joined, verdict: Verdict, ranks: Ranks, *, writes: bool) -> RankReport:
     """What this rank sends to the others about a bad step: whether it found the place, and its incident if they need
     it.
     """
+    diagnosed, nothing_began = joined.diagnosed, joined.nothing_began
     own = diagnosed.incident
     local = ranks.rank in verdict.bad_ranks
     found = local and (own.op is not None or own.module is not None)
     holds = local and not ranks.replicated and any(finding.kind == "gradient" for finding in own.findings)
     if not (found or holds or (local and not verdict.contested)):
-        return RankReport(found, holds, None)
+        return RankReport(found, holds, nothing_began, None)
     place = own.bundle
     if writes and diagnosed.worth_a_bundle and ranks.run_dir is not None:
         place = os.fspath(place_of_bundle(ranks.run_dir, own))
-    return RankReport(found, holds, replace(own, bundle=place, notes=(*own.notes, *diagnosed.notes)).to_dict())
+    told = replace(own, bundle=place, notes=(*own.notes, *diagnosed.notes)).to_dict()
+    return RankReport(found, holds, nothing_began, told)

@@ -36,6 +36,8 @@ class Alone:
         self._together = together
         self.met_collective = False
         """A collective was refused: what was run can only be run by all ranks together."""
+        self.others_take_part = False
+        """All ranks run something together at this moment."""
 
     @property
     def possible(self) -> bool:
@@ -48,8 +50,26 @@ class Alone:
         if not self._together:
             yield
             return
-        with self.unaveraged(), _Refuse(self):
+        with self.unaveraged(), self.reading():
             yield
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """This rank looks at what it holds: whatever would wait for the others is refused."""
+        if not self._together:
+            yield
+            return
+        with _Refuse(self):
+            yield
+
+    @contextlib.contextmanager
+    def with_others(self) -> Iterator[None]:
+        """Inside `reading`: all ranks run something together now, so that nothing is refused."""
+        before, self.others_take_part = self.others_take_part, True
+        try:
+            yield
+        finally:
+            self.others_take_part = before
 
     @contextlib.contextmanager
     def unaveraged(self) -> Iterator[None]:
@@ -88,7 +108,7 @@ class _Refuse(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_parts(types):
             return NotImplemented
-        if is_collective(func):
+        if is_collective(func) and not self._alone.others_take_part:
             self._alone.met_collective = True
             raise NeedsOthersError(f"{func} needs the other ranks, which do not take part in a replay")
         return func(*args, **(kwargs or {}))
