@@ -79,7 +79,8 @@ from torch.nn.utils import clip_grad_norm_
 def train(model, optimizer, scaler, loader):
     for batch in loader:
         optimizer.zero_grad()
-        loss = model(batch).mean()
+        with torch.autocast("cuda"):
+            loss = model(batch).mean()
         if torch.isnan(loss):
             continue
         scaler.scale(loss).backward()

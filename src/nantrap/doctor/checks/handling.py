@@ -115,7 +115,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 and keyword.value.value is False
                 for keyword in node.keywords
             )
-            if keeps and _inside_finite_test(event) and any(follows(event, s) for s in steps):
+            if keeps and inside_finite_test(event) and any(follows(event, s) for s in steps):
                 yield Sighting(
                     "high",
                     event.line,
@@ -133,15 +133,16 @@ def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[S
             continue
         body = condition.orelse if asks_if_good(condition.test) else condition.body
         for statement in body:
-            yield from _zeroed_loss(module, statement, place.function, condition)
+            for zeroed in _zeroed_loss(module, statement, place.function, condition):
+                if _is_trained_on(module, str(zeroed.value), zeroed.line, place.function, skips=leaves_block(body)):
+                    yield zeroed
     for call, place in module.sites("where"):
         found = operation(module, call)
         if found is None or len(call.args) < 3 or not tests_finite(call.args[0]) or found.name != "where":
             continue
-        if any(is_loss(side) for side in call.args[1:3]) and any(
-            _is_zero(module, side, place.function) for side in call.args[1:3]
-        ):
-            yield _zero_loss(call.lineno, "loss")
+        names = [ast.unparse(side) for side in call.args[1:3] if is_loss(side)]
+        if names and any(_is_zero(module, side, place.function) for side in call.args[1:3]):
+            yield _zero_loss(call.lineno, names[0])
     for function in module.functions:
         if function.silent:
             continue
@@ -151,7 +152,9 @@ def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[S
                     isinstance(value, ast.IfExp)
                     and is_loss(ast.Name(name.rsplit(".", 1)[-1]))
                     and tests_finite(value.test)
-                ) and any(_is_zero(module, side, function) for side in (value.body, value.orelse)):
+                    and any(_is_zero(module, side, function) for side in (value.body, value.orelse))
+                    and _is_trained_on(module, name, line, function)
+                ):
                     yield _zero_loss(line, name)
 
 
@@ -327,7 +330,7 @@ def _asks_non_finite(test: ast.expr, function: Function) -> bool:
     return False
 
 
-def _inside_finite_test(event: LoopEvent) -> bool:
+def inside_finite_test(event: LoopEvent) -> bool:
     """Whether an event happens only when a test for NaN or Inf says so."""
     for test, arm in event.around.arms:
         try:
@@ -337,8 +340,8 @@ def _inside_finite_test(event: LoopEvent) -> bool:
         for each in ast.walk(parsed):
             each.lineno = event.line  # type: ignore[attr-defined]
         if _asks_non_finite(parsed, event.function) or _flag_of_a_test(test, event.function):
-            good = asks_if_good(parsed)
-            if good != arm:
+            given = event.function.latest(test, event.line)
+            if asks_if_good(given if given is not None and tests_finite(given) else parsed) != arm:
                 return True
     return False
 
@@ -369,10 +372,10 @@ def _zeroes_non_finite(event: LoopEvent) -> bool:
         zero = (isinstance(node.value, ast.Constant) and node.value.value == 0) or (
             isinstance(node.value, ast.Call) and name_of(node.value.func) in ("zeros_like", "zeros", "new_zeros")
         )
-        return zero and _inside_finite_test(event)
+        return zero and inside_finite_test(event)
     if isinstance(node, ast.AugAssign):
         zero = isinstance(node.op, ast.Mult) and isinstance(node.value, ast.Constant) and node.value.value == 0
-        return zero and _inside_finite_test(event)
+        return zero and inside_finite_test(event)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = name_of(node.value.func)
         if name in ("masked_fill_", "copy_"):
@@ -382,7 +385,7 @@ def _zeroes_non_finite(event: LoopEvent) -> bool:
                 return False
         elif name != "zero_":
             return False
-        return _inside_finite_test(event)
+        return inside_finite_test(event)
     return False
 
 
@@ -408,6 +411,57 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
     elif isinstance(statement, (ast.With, ast.For)):
         for inner in statement.body:
             yield from _zeroed_loss(module, inner, function, condition)
+
+
+def _is_trained_on(module: Module, name: str, line: int, function: Function, *, skips: bool = False) -> bool:
+    """Whether a loss that is replaced at a line goes on to a backward pass, and not only into a log.
+
+    Args:
+        module: the file.
+        name: of the loss, or the expression that is returned in its place.
+        line: where it is replaced.
+        function: where that is.
+        skips: whether the branch ends with a jump: then only a loss that is a tensor counts.
+    """
+    given = function.latest(name, line)
+    if given is not None and _is_plain_number(given):
+        return False
+    if skips:
+        return True
+    carried = {name}
+    statements = sorted(
+        (each for each in ast.walk(function.node) if isinstance(each, ast.stmt) and each.lineno >= line),
+        key=lambda each: each.lineno,
+    )
+    trains = "backward" in module.calls and any(place.function is function for _, place in module.calls["backward"])
+    for each in statements:
+        goes_on = False
+        if isinstance(each, (ast.Assign, ast.AugAssign)) and each.lineno > line:
+            if not _is_plain_number(each.value) and carried & _loss_names(each.value):
+                carried |= {dotted(t) for t in (each.targets if isinstance(each, ast.Assign) else [each.target])} - {""}
+        elif isinstance(each, ast.Return) and each.value is not None and not trains:
+            goes_on = each.lineno == line or bool(carried & _loss_names(each.value))
+        elif isinstance(each, ast.Expr) and "backward" in ast.unparse(each.value):
+            goes_on = bool(carried & _loss_names(each.value))
+        if goes_on:
+            return True
+    return False
+
+
+def _loss_names(node: ast.AST) -> set[str]:
+    """The names and chains of names in an expression; `losses["total"]` as written."""
+    chains = (ast.Name, ast.Attribute, ast.Subscript)
+    return {dotted(each) or ast.unparse(each) for each in ast.walk(node) if isinstance(each, chains)}
+
+
+def _is_plain_number(node: ast.AST) -> bool:
+    """Whether a value is a number of Python, through which no gradient flows: `loss.item()`, `float(loss)`."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and (
+            name_of(each.func) in ("item", "tolist", "detach", "numpy") or dotted(each.func) == "float"
+        ):
+            return True
+    return False
 
 
 def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:

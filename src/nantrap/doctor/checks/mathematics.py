@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
+from nantrap.doctor.report import Risk
 from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.domains import leaves_domain
 from nantrap.doctor.source.expressions import (
     additions,
     dotted,
@@ -93,11 +95,11 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
             continue
         if _UNGUIDED.search(place.function.name.lower()):
             continue
-        for side in sides:
-            risky = _risky(module, side, place.function, call.lineno, condition)
+        for side, chosen in zip(sides, (True, False), strict=True):
+            risky, risk = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
             if risky is not None:
                 yield Sighting(
-                    "high",
+                    risk,
                     call.lineno,
                     ast.unparse(side)[:80],
                     f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN",
@@ -143,7 +145,9 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Sighting]:
             call.lineno,
             ast.unparse(call)[:80],
             f"{name}.{found.name} divides by n - 1: it is NaN for one element",
-            "correction=0",
+            "use correction=0, and where the result is a divisor add 1e-8 to it: with one element it is 0"
+            if _divides(place)
+            else "use correction=0",
         )
 
 
@@ -295,18 +299,23 @@ def _is_setting(node: ast.expr, function: Function) -> bool:
     return value is not None and dotted(value).startswith("self.")
 
 
-def _risky(module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr) -> ast.expr | None:
-    """The logarithm, root or division inside a branch whose argument nothing protects."""
-    guarded = names_in(condition)
+def _risky(
+    module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr, *, chosen: bool
+) -> tuple[ast.expr | None, Risk]:
+    """The logarithm, root or division inside a branch whose argument nothing protects.
+
+    The risk is medium where the argument also depends on what the condition does not test.
+    """
+    guarded = _tested_names(condition)
     own = dotted(side)
     if own:
         if own.lower() in guarded:
-            return None  # the condition tests the result
+            return None, "medium"  # the condition tests the result
         side = _followed(side, function, line, 2)
     name = dotted(condition)
     definition = function.latest(name, line) if name else None
     if definition is not None:
-        guarded |= names_in(definition)
+        guarded |= _tested_names(definition)
     opaque = definition is None and (bool(name) or isinstance(condition, ast.Subscript))
     for each in _outer_expressions(module, side):
         found = operation(module, each) if isinstance(each, ast.Call) else None
@@ -322,8 +331,25 @@ def _risky(module: Module, side: ast.expr, function: Function, line: int, condit
         if isinstance(each, ast.BinOp) and "sin" in names_in(each.left):
             continue  # the sinc of a fixed filter
         if (opaque and not own) or guarded & names_in(argument):
-            return each
-    return None
+            kind = found.name if found is not None else "div"
+            test = condition if definition is None else definition
+            leaves = leaves_domain(module, function, kind, argument, test, chosen=chosen)
+            if leaves is not False:
+                others = {name for name in names_in(argument) - guarded if name in _tensor_names(function)}
+                return each, "medium" if others and not opaque else "high"
+    return None, "medium"
+
+
+def _tested_names(condition: ast.expr) -> set[str]:
+    """The names that a condition tests; in `n < beta` that is n alone."""
+    if isinstance(condition, ast.Compare) and names_in(condition.left):
+        return names_in(condition.left)
+    return names_in(condition)
+
+
+def _tensor_names(function: Function) -> set[str]:
+    """The arguments and the assigned names of a function, in lower case."""
+    return {name.lower() for name in (*function.parameters, *function.assigned) if "." not in name}
 
 
 def _outer_expressions(module: Module, top: ast.expr) -> Iterator[ast.AST]:

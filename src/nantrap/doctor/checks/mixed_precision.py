@@ -129,7 +129,7 @@ def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator
         return
     if any(switch(each.value) is not False and each.known for each in source.all("scaler")) or repository.scales:
         return
-    if repository.names_dtype:
+    if repository.names_dtype or not _takes_float16(repository):
         return
     if any(
         each.key in ("precision", "weight_dtype", "loss_scale")
@@ -356,6 +356,18 @@ def _overridden(source: SettingSource, repository: Repository) -> bool:
         line.kind == "shell" and line.script and source.file.endswith(line.script.rsplit("/", 1)[-1])
         for line in repository.sources
     )
+
+
+def _takes_float16(repository: Repository) -> bool:
+    """Whether a region without a dtype can be float16: the code opens one, or no training code was read."""
+    modules = [each for each in repository.modules if not each.is_test]
+    for module in modules:
+        for call, _place in module.calls.get("autocast", ()):
+            given = {keyword.arg for keyword in call.keywords}
+            devices = [value for node in (*call.args, keyword_of(call, "device_type")) if (value := module.value(node))]
+            if module.resolve(call.func) in _AUTOCAST and "dtype" not in given and "cpu" not in devices:
+                return True
+    return not any("backward" in module.calls for module in modules)
 
 
 def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
@@ -34,6 +34,7 @@ _PADDING: Final = re.compile(
     r"pad|attention_mask|valid|length|lens|invalid|ignore|key_mask|src_mask|empty|missing|absent"
 )
 _LOW_TEMPERATURE: Final = 0.02
+_LOW_BY_ROLE: Final = {"student": 0.05, "teacher": 0.04}
 _TEMPERATURES: Final = frozenset(
     ["temperature", "temp", "tau", "student_temp", "teacher_temp", "student_temperature", "teacher_temperature"]
 )
@@ -65,13 +66,14 @@ def temperature_too_low(source: SettingSource, repository: Repository) -> Iterat
     """The temperature of a loss is so low that its softmax becomes a step function."""
     for each in source.all("temperature"):
         value = number(each.value)
-        if value is None or not 0 <= value < _LOW_TEMPERATURE or not _is_loss_temperature(source, each, value):
+        least = lowest_temperature(each.names)
+        if value is None or not 0 <= value < least or not _is_loss_temperature(source, each, value):
             continue
         yield Sighting.at(
             each,
             "medium",
             f"{each.name} is {value:g}: logits are multiplied by {1 / value:.0f}" if value else f"{each.name} is 0",
-            "use at least 0.04",
+            f"use at least {max(least, 0.04):g}",
         )
 
 
@@ -80,13 +82,14 @@ def loss_temperature(module: Module, repository: Repository) -> Iterator[Sightin
     """A loss that is made with a low temperature, or has one as its default."""
     for line, name, node, function in _loss_temperatures(module):
         value = number(module.value(node, function))
-        if value is not None and 0 <= value < _LOW_TEMPERATURE:
+        least = lowest_temperature((name,))
+        if value is not None and 0 <= value < least:
             yield Sighting(
                 "medium",
                 line,
                 value,
                 f"{name} of a loss is {value:g}" + (f": logits are multiplied by {1 / value:.0f}" if value else ""),
-                "use at least 0.04",
+                f"use at least {max(least, 0.04):g}",
             )
 
 
@@ -179,6 +182,11 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[S
                     "ask per row: .all(dim=-1)",
                 )
                 break
+
+
+def lowest_temperature(names: Sequence[str]) -> float:
+    """The lowest temperature that is not reported, by the names of a setting."""
+    return next((least for role, least in _LOW_BY_ROLE.items() if role in names[-1]), _LOW_TEMPERATURE)
 
 
 def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: bool) -> Sighting:

@@ -9,12 +9,21 @@ from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.names import plain
-from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number
+from nantrap.doctor.configuration.precision import has_adapters
+from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, shared
 from nantrap.doctor.repository import Repository, resolved_value
 from nantrap.doctor.source.expressions import dotted, name_of
 from nantrap.doctor.source.module import Function, Module
 
 _HIGH: Final = 1e-2
+_SHALLOW: Final = {
+    "torch_geometric": "graph networks",
+    "dgl": "graph networks",
+    "ogb": "graph networks",
+    "gym": "small policies",
+    "gymnasium": "small policies",
+}
+"""Libraries whose networks are so small that Adam trains them well at 0.01."""
 _LONG: Final = 10_000
 _SHORT_WARMUP: Final = 100
 _SMALL_RATIO: Final = 0.005
@@ -52,10 +61,12 @@ def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[S
         rates = [other for other in source.all("lr") if number(other.value) is not None]
         if least is None or least <= 0 or not rates:
             continue
-        beside = source.near(each, "lr")
-        peak = number(beside.value) if beside is not None else None
-        if beside is None or peak is None or peak <= 0 or least < peak:
-            continue
+        nearest = max(shared(each.names, other.names) for other in rates)
+        near = [other for other in rates if shared(each.names, other.names) == nearest]
+        beside = max(near, key=lambda other: number(other.value) or 0.0)  # warm-up begins at the others
+        peak = number(beside.value) or 0.0
+        if peak <= 0 or least < peak or (least >= _A_RATIO and least >= 10 * peak):
+            continue  # the last is a share of the learning rate, not a learning rate
         same = least == peak
         yield Sighting.at(
             each,
@@ -81,7 +92,14 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
             continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
-        yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4")
+        usual = _usual_for(source, repository)
+        yield Sighting.at(
+            each,
+            "medium" if usual else "high",
+            f"{each.name} is {rate:g} with {name}"
+            + (f": usual for {usual}, too high for a deep network" * bool(usual)),
+            "begin with 1e-4",
+        )
 
 
 @configuration_check("warmup_too_short")
@@ -132,10 +150,32 @@ def warmup_exceeds_training(source: SettingSource, repository: Repository) -> It
 
 def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
     """Whether the optimizer that belongs to a setting is known to be of the Adam family."""
+    named = [found for name in reversed(setting.names) if (found := is_adam(name)) is not None] if setting else []
+    if named:
+        return named[0]  # optimizer.muon.lr
     optimizer = source.near(setting, "optimizer") if setting is not None else source.first("optimizer")
     if optimizer is not None:
         return is_adam(optimizer.value) is True
     return source.framework == "hf" and source.kind != "argparse"  # its default is AdamW
+
+
+def _usual_for(source: SettingSource, repository: Repository) -> str:
+    """What a high learning rate of Adam is usual for, if the source or its project is such a thing; else nothing."""
+    if has_adapters(source):
+        return "adapters and prompts"
+    if source.kind == "optimizer" and len({each.parent for each in source.all("optimizer")}) > 1:
+        return "a part of the model"
+    own = [module for module in repository.modules if module.file == source.file]
+    modules = [module for module in repository.modules if "torch" in module.text]
+    if any("onecycle" in str(each.value).lower().replace("_", "") for each in source.settings) or any(
+        "OneCycleLR" in module.calls for module in own
+    ):
+        return "the peak of a one-cycle schedule"
+    for library, what in _SHALLOW.items():
+        users = [m for m in modules if any(target.split(".")[0] == library for target in m.imports.values())]
+        if set(map(id, users)) & set(map(id, own)) or 2 * len(users) > len(modules):
+            return what
+    return ""
 
 
 def _is_factor(source: SettingSource) -> bool:

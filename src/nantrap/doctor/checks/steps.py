@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import dotted
@@ -25,7 +26,8 @@ def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Sigh
             if clip.managed or _clips_master(clip.node):
                 continue
             for backward in flow.of("backward"):
-                if not backward.scaled or not follows(backward, clip) or not any(follows(clip, step) for step in steps):
+                after = [step for step in steps if follows(clip, step) and follows(backward, step)]
+                if not backward.scaled or not follows(backward, clip) or not after:
                     continue
                 if any_between(backward, unscales, clip):
                     continue
@@ -101,8 +103,8 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
         backwards = flow.of("backward")
         steps = flow.of("step")
         for clear in flow.of("zero_grad"):
-            if not any(follows(b, clear) for b in backwards):
-                continue
+            if not any(follows(b, clear) for b in backwards) or inside_finite_test(clear):
+                continue  # without gradients the step does nothing: that is how a bad step is skipped
             if any(
                 follows(s, clear) and not any_between(s, backwards, clear)
                 for s in steps

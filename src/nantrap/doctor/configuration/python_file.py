@@ -234,7 +234,8 @@ class PythonSettings:
                 known[id(function)] = self.known(function)
             values = known[id(function)]
             if leaf in OPTIMIZERS:
-                found = self._optimizer(call, leaf, _target(place.statement), values)
+                target = _target(place.statement) if getattr(place.statement, "value", None) is call else leaf
+                found = self._optimizer(call, leaf, target, values)
                 by_function.setdefault(id(function), []).extend(found)
             elif _SCHEDULES.search(leaf):
                 by_function.setdefault(id(function), []).extend(self._schedule(call, values))
@@ -247,6 +248,10 @@ class PythonSettings:
     def _optimizer(self, call: ast.Call, leaf: str, target: str, values: Mapping[str, Any]) -> list[Setting]:
         """The settings that an optimizer is made with: its name, learning rate, epsilon and betas."""
         section = target or "optimizer"
+        if call.args and any(isinstance(each, ast.List) for each in ast.walk(call.args[0])):
+            given = ast.unparse(call.args[0])
+            if "param" not in given and "group" not in given:
+                return []  # an image, a latent or one table is optimized, not a network
         found = [self._setting((section, "optimizer"), leaf, call, key="optimizer", literal=False)]
         arguments: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
         if len(call.args) > 1:

@@ -12,7 +12,19 @@ _NUMBER: Final = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 _UNRESOLVED: Final = re.compile(r"\$\{|\$\(|\$[A-Za-z_0-9@*#]|\{\{|<[a-z_ ]+>|^`")
 _OPEN_WORDS: Final = frozenset({"auto", "???", "todo", "fixme"})
 _NOTHING: Final = frozenset({"null", "none", "~", ""})
-_NOT_ADAM: Final = ("prodigy", "dadam", "dadapt", "d_adapt", "muon", "lamb", "lars", "adamp", "came", "sophia")
+_NOT_ADAM: Final = (
+    "prodigy",
+    "dadam",
+    "dadapt",
+    "d_adapt",
+    "muon",
+    "lamb",
+    "lars",
+    "adamp",
+    "came",
+    "sophia",
+    "sparseadam",
+)
 
 
 class _Unknown:

@@ -77,6 +77,8 @@ class LoopEvent:
     managed: bool = False
     end: int = END
     """The last position that can be reached from here in the same pass through the loop."""
+    resumes: int = END
+    """The first position that is reached again: a `return` skips the rest of a helper, not of its caller."""
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class LoopFlow:
 
 def follows(first: LoopEvent, second: LoopEvent) -> bool:
     """Whether the second event can come after the first in one pass."""
-    if not first.position < second.position <= first.end:
+    if not first.position < second.position or first.end < second.position < first.resumes:
         return False
     arms = dict(first.around.arms)
     return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
@@ -216,7 +218,8 @@ class _Tracer:
         self.block(function.node.body, around.silenced() if is_helper and function.silent else around)
         if is_helper:  # a return ends the helper, not its caller
             for event in self.flow.events[first:]:
-                event.end = END
+                if event.end < END and event.resumes == END:
+                    event.resumes = self.position + 1
         self.active.pop()
 
     def block(self, body: list[ast.stmt], around: Around) -> None:
@@ -244,7 +247,7 @@ class _Tracer:
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for index, handler in enumerate(node.handlers):
-                self.block(handler.body, around.in_arm(f"except {node.lineno} {index}", holds=False))
+                self.leaving(handler.body, around.in_arm(f"except {node.lineno} {index}", holds=False))
             self.block(node.orelse, around)
             self.block(node.finalbody, around)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -264,14 +267,18 @@ class _Tracer:
         if any(tests_finite(each) for each in expanded(node.test, self.active[-1])):
             self.add("test", node, around)
         for body, holds in ((node.body, arm), (node.orelse, not arm)):
-            first = len(self.flow.events)
-            self.block(body, around.in_arm(key, holds=holds))
-            if leaves_block(body):
-                for event in self.flow.events[first:]:
-                    event.end = min(event.end, self.position)
+            self.leaving(body, around.in_arm(key, holds=holds))
         if leaves_block(node.body) and not leaves_block(node.orelse):
             return around.in_arm(key, holds=not arm)
         return around
+
+    def leaving(self, body: list[ast.stmt], around: Around) -> None:
+        """Trace a block that may end with a jump: nothing behind it is reached from inside then."""
+        first = len(self.flow.events)
+        self.block(body, around)
+        if leaves_block(body):
+            for event in self.flow.events[first:]:
+                event.end = min(event.end, self.position)
 
     def expression(self, top: ast.AST, around: Around) -> None:
         """The calls of an expression, inner ones first."""

@@ -165,8 +165,28 @@ def read_module(text: str, *, file: str, root: str = "", extra: Mapping[str, str
     module.lines = text.splitlines()
     module.folders = frozenset(_inside(file, root)[:-1])
     _Walk(module).run()
+    _silence(module)
     module.settings = PythonSettings(module, extra=extra)
     return module
+
+
+def _silence(module: Module) -> None:
+    """Mark private functions that are called only without gradients, and what is in them, as silent."""
+    found = {
+        id(each)
+        for name, functions in module.by_name.items()
+        if name.startswith("_") and not name.startswith("__")
+        if (sites := module.calls.get(name)) and all(place.silent for _, place in sites)
+        for each in functions
+    }
+    if not found:
+        return
+    for each in module.functions:
+        each.silent = each.silent or id(each) in found
+    places = [place for sites in module.calls.values() for _, place in sites]
+    places += [place for _, place in (*module.powers, *module.divisions, *module.conditions)]
+    for place in places:
+        place.silent = place.silent or id(place.function) in found
 
 
 def _is_test(file: str, root: str) -> bool:

@@ -1,0 +1,141 @@
+"""Whether a condition really keeps the argument of a logarithm, root or division inside its domain.
+
+`where(x > 0, log(x), 0)` hides log(0); `where(x < -0.69, log1p(-exp(x)), log(-expm1(x)))` hides nothing. The condition
+and the argument are computed for numbers on both sides of every limit, as far as they depend on one name.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+from nantrap.doctor.source.expressions import dotted, operation
+from nantrap.doctor.source.module import Function, Module
+
+_SAMPLES: Final = tuple(
+    sign * size for size in (0.0, 1e-9, 1e-3, 0.1, 0.5, 0.9, 1.0, 2.0, 10.0, 80.0, 1e3) for sign in (1, -1)
+)
+_COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_BINARY: Final[dict[type, Callable[[float, float], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS: Final[dict[str, Callable[[float], float]]] = {
+    "exp": math.exp,
+    "expm1": math.expm1,
+    "log": math.log,
+    "log1p": math.log1p,
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "square": lambda x: x * x,
+    "tanh": math.tanh,
+    "sin": math.sin,
+    "cos": math.cos,
+    "relu": lambda x: max(x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "float": float,
+}
+
+
+class _UnknownError(Exception):
+    """The expression depends on more than one name, or on an operation that is not in the table."""
+
+
+def leaves_domain(
+    module: Module, function: Function, name: str, argument: ast.expr, condition: ast.expr, *, chosen: bool
+) -> bool | None:
+    """Whether an argument leaves its domain where its branch is not chosen; None if that cannot be computed.
+
+    Args:
+        module: the file.
+        function: where the expression is.
+        name: the operation: `log`, `sqrt`, `div`, ...
+        argument: what the operation is applied to, or divides by.
+        condition: of the `where`.
+        chosen: the value of the condition for which the branch is chosen.
+    """
+    if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
+        return None
+    compare = _COMPARISONS.get(type(condition.ops[0]))
+    if compare is None:
+        return None
+    limit = module.value(condition.comparators[0], function)
+    around = (limit, limit + 1e-3, limit - 1e-3) if isinstance(limit, (int, float)) else ()
+    tried = False
+    for x in (*_SAMPLES, *around):
+        try:
+            left = _computed(module, function, condition.left, x)
+            right = _computed(module, function, condition.comparators[0], x)
+            if _free_names(module, function, condition, argument) != 1:
+                return None
+            if compare(left, right) == chosen:
+                continue
+            tried = True
+            if _outside(name, _computed(module, function, argument, x)):
+                return True
+        except (ArithmeticError, ValueError):
+            continue  # another operation of the expression has no value there
+        except _UnknownError:
+            return None
+    return False if tried else None
+
+
+def _outside(name: str, value: float) -> bool:
+    if name in ("acos", "asin"):
+        return abs(value) >= 1
+    return value == 0 if name in ("div", "reciprocal") else value <= 0
+
+
+def _free_names(module: Module, function: Function, *nodes: ast.AST) -> int:
+    """How many names of some expressions have no constant value."""
+    found: set[str] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        name = dotted(node)
+        if name:
+            if not isinstance(module.value(node, function), (int, float)):
+                found.add(name)
+            continue
+        if isinstance(node, ast.Call):
+            applied = operation(module, node)
+            stack += [applied.operand, *applied.arguments] if applied is not None and applied.operand else node.args
+        else:
+            stack.extend(ast.iter_child_nodes(node))
+    return len(found)
+
+
+def _computed(module: Module, function: Function, node: ast.AST, x: float) -> float:
+    """The value of an expression where its only free name is x."""
+    value = module.value(node, function)
+    if isinstance(value, (int, float)):
+        return float(value)
+    if dotted(node):
+        return x
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(module, function, node.operand, x)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        both = _computed(module, function, node.left, x), _computed(module, function, node.right, x)
+        result = _BINARY[type(node.op)](*both)
+        if isinstance(result, complex):
+            raise ValueError("a root of a negative number")
+        return result
+    applied = operation(module, node)
+    if applied is not None and applied.operand is not None and not applied.arguments and applied.name in _FUNCTIONS:
+        return float(_FUNCTIONS[applied.name](_computed(module, function, applied.operand, x)))
+    if isinstance(node, ast.Call) and dotted(node.func) == "abs" and len(node.args) == 1:
+        return abs(_computed(module, function, node.args[0], x))
+    raise _UnknownError
