@@ -166,7 +166,7 @@ def test_skips_of_a_guarded_run(tmp_path: Path) -> None:
     assert finding(verdict, "applied").summary == "197 of 200 (98.5%) steps applied"
     assert finding(verdict, "incidents").summary == "3 incidents: 3 × softmax_fully_masked_row"
     stuck = health.judge(journal(tmp_path / "stuck", skipped=set(range(150, 200))))
-    assert finding(stuck, "applied").summary == "no step was applied since step 150: the last 50 were skipped"
+    assert finding(stuck, "applied").summary == "no step was applied since step 150: none of the last 50"
     assert stuck.word == "sick"
 
 
@@ -175,6 +175,7 @@ def test_only_the_last_start_of_a_run_counts(tmp_path: Path) -> None:
     run = journal(tmp_path, skipped=set())
     assert len(run.main) == 400
     assert health.judge(run).word == "healthy"
+    assert (run.tally().attempted, run.tally().applied) == (200, 200)
 
 
 PLAN = {

@@ -17,9 +17,10 @@ def test_the_end_and_the_middle_of_a_journal(tmp_path: Path) -> None:
     assert [row.step for row in window(journal, 17_000, 17_005)] == list(range(17_000, 17_006))
     assert [row.step for row in window(journal, 0, 2)] == [0, 1, 2]
     assert window(journal, 40_000, 50_000) == []
-    rows, offset = appended(journal, journal.stat().st_size - 5)
-    assert rows == []
-    assert offset <= journal.stat().st_size
+    found = appended(journal, journal.stat().st_size - 5)
+    assert found.rows == []
+    assert found.tally.attempted == 0
+    assert found.after <= journal.stat().st_size
 
 
 def test_lines_that_are_no_steps_are_skipped(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def _show_once(run: Run, *, as_json: bool) -> None:
     for value in view.values:
         alarm = f"  {value.alarm}" if value.alarm else ""
         print(f"  {value.name:<24} {value.last:>12}  {value.spark}  {value.course}{alarm}")
-    print(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}")
+    probes = f", left out by the GradScaler {view.scaler_probes:,}" if view.scaler_probes else ""
+    print(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}{probes}")
     for row in view.ranks:
         print(f"  rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}")
     for trouble in view.trouble:

@@ -7,6 +7,7 @@ import os
 from nantrap.guard.progress import Tally
 from nantrap.incident import Incident
 from nantrap.incident.wording import counted, escaped
+from nantrap.record import cause_lines
 from nantrap.report import one_line
 
 LONGEST_LINE = 4000
@@ -17,12 +18,10 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     """The end of a run in a few lines: what was applied, what was skipped and why."""
     share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
     lines = [f"{counted(tally.attempted, 'step')}, {tally.applied:,} applied ({share:.1f} %)"]
-    skipped = tally.attempted - tally.applied - tally.scaler_probes
     if tally.incidents:
-        counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
+        counts = ((tally.incidents, "incident"), (tally.skipped, "skipped step"), (tally.rollbacks, "rollback"))
         lines.append(", ".join(counted(count, noun) for count, noun in counts))
-        for slug, count in tally.causes.most_common():
-            lines.append(f"  {count:,} × {slug}")
+        lines += [f"  {line}" for line in cause_lines(tally.causes, tally.guesses)]
     if tally.dropped_micro_batches:
         lines.append(f"{counted(tally.dropped_micro_batches, 'micro-batch', 'micro-batches')} dropped")
     if tally.dropped_terms:

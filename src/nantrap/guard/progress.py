@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from nantrap.record import StepTally
+
 
 @dataclass(slots=True)
 class Progress:
@@ -27,17 +29,11 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a run did so far, in numbers."""
+class Tally(StepTally):
+    """What a run did so far, in numbers: its steps, and what is not in the journal."""
 
-    attempted: int = 0
-    applied: int = 0
-    incidents: int = 0
-    dropped_micro_batches: int = 0
     dropped_terms: Counter[str] = field(default_factory=Counter)
     """Loss terms that were left out of a step that was applied, by name."""
-    scaler_probes: int = 0
-    rollbacks: int = 0
     spikes: int = 0
     outside: int = 0
     """Batches outside their usual range."""
@@ -47,8 +43,5 @@ class Tally:
     """The first step of the last such series that was long enough to be reported."""
     no_gradient_because: str = ""
     """Why no gradient reaches a parameter, where it is certain."""
-    given_up: int = 0
-    """Steps that the script itself did not make because they were bad."""
     left_out: int = 0
     """Bad losses that the script left out of a step that it made."""
-    causes: Counter[str] = field(default_factory=Counter)

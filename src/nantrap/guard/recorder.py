@@ -31,7 +31,17 @@ from nantrap.guard.watching.watch import Watch
 from nantrap.guard.window import Reading, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped
-from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info
+from nantrap.record import (
+    RUN_ENDS,
+    RUN_RESUMES,
+    RUN_STARTS,
+    History,
+    Journal,
+    Listener,
+    StepRecord,
+    StepTally,
+    write_run_info,
+)
 from nantrap.record.journal import FLUSH_LINES
 from nantrap.report import (
     begin_pages,
@@ -97,6 +107,8 @@ class Recorder:
         self.tally = Tally()
         self.label = ""
         """Of which optimizer the printed lines speak, where there are several."""
+        self.ended_by: str | None = None
+        """The class of the exception that ended the program, where the caller knows it."""
         self.samples = samples
         self.last_incident: Incident | None = None
         self.run_dir = None if target.run_dir is None else os.fspath(target.run_dir)
@@ -111,6 +123,9 @@ class Recorder:
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
         self._shown: set[tuple[object, ...]] = set()
+        self._unwritten: list[Incident] = []
+        """The incidents of the present step: the journal has no line with them yet."""
+        self._in_diagnosis: Incident | None = None
         self._journal = None if self.run_dir is None else Journal(self.run_dir, rank=target.rank)
         self._listeners: tuple[Listener, ...] = ()
         if self._journal is not None and self._journal.used_before:
@@ -190,7 +205,7 @@ class Recorder:
                 "grad_norm": norm,
                 "lr": rates,
                 "action": "apply" if applied else action.value,
-                "by": "guard" if incident is not None and not applied and not window.given_up else self._by,
+                "by": self._by if applied or window.given_up else "scaler" if window.probes_scale else "guard",
                 "ms": int(milliseconds * 1e3) / 1e3,
             }
             if window.without_gradient:
@@ -214,7 +229,7 @@ class Recorder:
             if window.left_out:
                 line["dropped_terms"] = window.left_out
             if incident is not None:
-                line["incident"] = _short(incident)
+                line["incident"] = {**_short(incident), **self._others(incident)}
             journal = self._journal
             if journal is not None:
                 journal.pending.append(line)
@@ -224,8 +239,15 @@ class Recorder:
                 listener.append(line)
         if applied:
             tally.applied += 1
+        elif window.given_up:
+            tally.given_up += 1
+        elif window.probes_scale:
+            tally.scaler_probes += 1
+        elif action is Action.STOP:
+            tally.stops += 1
         if incident is not None:
-            self._count(incident)
+            self.last_incident = incident
+            self._unwritten.clear()
             begin_pages()
         if launched is None:
             if self._watch is not None and watched:
@@ -241,10 +263,25 @@ class Recorder:
 
     def begin_incident(self, incident: Incident) -> None:
         """A diagnosis begins: a short line, written immediately, so that a kill during it leaves a trace."""
+        self._in_diagnosis = incident
         if self._journal is not None:
             line = {"step": incident.step, "kind": "incident_begins", "phase": incident.phase, "loss": incident.loss}
             self._journal.append({**line, "found": [f"{f.kind} {f.name}" for f in incident.findings[:4]]})
             self._journal.flush()
+
+    def end_diagnosis(self) -> None:
+        """The diagnosis came to its end."""
+        self._in_diagnosis = None
+
+    def note_interrupted(self) -> None:
+        """The run ends. If it ends in the middle of a diagnosis, its incident is counted as it was seen."""
+        incident, self._in_diagnosis = self._in_diagnosis, None
+        if incident is not None:
+            self.say(f"step {incident.step:,}: the run ended while this failure was being diagnosed")
+            self.tally.note(_short(incident))
+            self.last_incident = incident
+            self._unwritten.append(incident)
+            self._note_outside("incident")
 
     def finish(
         self,
@@ -260,9 +297,12 @@ class Recorder:
 
         One of many is printed only if it looks new.
         """
+        self._in_diagnosis = None
         incident = self._with_samples(diagnosed.finish(action, restored=restored), diagnosed)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, diagnosed, self._policy)
+        self._unwritten.append(incident)
+        self.tally.note(_short(incident))
         looks_new = not is_one_of_many or (incident.same_as is None and fingerprint(incident) not in self._shown)
         if looks_new and (self._prints or (known_here_only and not self._quiet)):
             self._print(incident, reason)
@@ -284,11 +324,25 @@ class Recorder:
     def note_exception(self, diagnosed: Diagnosed, action: Action, reason: str) -> Incident:
         """An incident that ended with an exception, which is raised again."""
         incident = self.finish(diagnosed, action, reason, known_here_only=True)
-        self._count(incident)
-        if self._journal is not None:
-            self._journal.append({"step": incident.step, "kind": "exception", "incident": _short(incident)})
-            self._journal.flush()
+        self.last_incident = incident
+        self._note_outside("exception")
         return incident
+
+    def finish_without_step(self, window: Window) -> None:
+        """The incidents of dropped micro-batches after which no step is made."""
+        if window.diagnosed:
+            self.finish_dropped(window, Action.SKIP)
+            self._note_outside("incident", dropped=window.dropped)
+
+    def _note_outside(self, kind: str, *, dropped: int = 0) -> None:
+        """A line for each incident that belongs to no step."""
+        if self._journal is not None:
+            for incident in self._unwritten:
+                line = {"step": incident.step, "kind": kind, "incident": _short(incident)}
+                self._journal.append({**line, "dropped": dropped} if dropped else line)
+                dropped = 0
+            self._journal.flush()
+        self._unwritten.clear()
 
     # ---- other lines
 
@@ -359,10 +413,11 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""
+        self.note_interrupted()
         journal, self._journal = self._journal, None
         if journal is not None:
             end = {"step": self._progress.step, "kind": RUN_ENDS, "time": round(time.time(), 3)}
-            error = _ending_error()
+            error = self.ended_by or _ending_error()
             journal.append(end if error is None else {**end, "error": error})
             journal.close()
         for listener in self._listeners:
@@ -400,12 +455,16 @@ class Recorder:
             write_line(render_incident(incident, color=None))
             self._shown.add(looks)  # the next one that looks the same is one line
 
-    def _count(self, incident: Incident) -> None:
-        self.last_incident = incident
-        self.tally.incidents += 1
-        cause = incident.cause
-        unknown = "undiagnosed" if incident.same_as is None else f"after step {incident.same_as:,}"
-        self.tally.causes[cause.slug if cause is not None else unknown] += 1
+    def _others(self, first: Incident) -> dict[str, dict[str, int]]:
+        """The causes of the step's other incidents, those of further micro-batches, and which of them are guesses."""
+        if len(self._unwritten) < 2:
+            return {}
+        tally = StepTally()
+        for incident in self._unwritten:
+            if incident is not first:
+                tally.note(_short(incident))
+        guessed = {"also_guessed": dict(tally.guesses)} if tally.guesses else {}
+        return {"also": dict(tally.causes), **guessed}
 
 
 def _ending_error() -> str | None:
@@ -419,10 +478,14 @@ def _ending_error() -> str | None:
 def _short(incident: Incident) -> dict[str, Any]:
     """What the journal keeps of an incident: place, cause, and the step that a rollback restored."""
     cause = incident.cause
-    short = {
+    short: dict[str, Any] = {
         "phase": incident.phase,
         "module": incident.module,
         "op": incident.op,
         "cause": None if cause is None else cause.slug,
     }
+    if cause is not None and not cause.proven and cause.slug != "unknown":
+        short["guess"] = True
+    if cause is None and incident.same_as is not None:
+        short["same_as"] = incident.same_as
     return short if incident.restored_step is None else {**short, "restored_step": incident.restored_step}

@@ -165,6 +165,7 @@ def refuse(
     incident = session.recorder.finish(
         diagnosed, acted.action, words + acted.reason, restored=None if went_back else session.protected.verify()
     )
+    session.recorder.finish_dropped(window, acted.action)
     outcome = session.recorder.end(window, reading, acted.action, incident)
     if acted.action is Action.STOP:
         message = stop_message(incident, words + acted.reason, session.recovery.where_to_restart())

@@ -376,7 +376,7 @@ def probe(session: Session, driver: Driver, window: Window, reading: Reading) ->
     driver.probe()
     session.protected.ledger.capture()
     driver.advance(applied=False)
-    session.recorder.tally.scaler_probes += 1
+    window.probes_scale = True
     incident = session.recorder.finish_dropped(window, Action.SKIP)
     return session.recorder.end(window, reading, Action.SKIP, incident)
 

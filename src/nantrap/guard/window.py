@@ -74,6 +74,7 @@ class Window:
         buffers_unjudged: the buffers of a judged micro-batch could not be judged with it.
         good: how many of them are in `loss`.
         dropped: how many take no part in the step.
+        left_by_script: how many of these the script itself left out.
         loss: the sum of the good losses.
         terms: the sum of their terms by name.
         accumulated: the gradients of the judged ones.
@@ -81,6 +82,7 @@ class Window:
         findings: loss terms whose values are bad, and which were left out.
         left_out: the names of all loss terms that were left out.
         given_up: the script itself did not make this step.
+        probes_scale: a GradScaler left the step out while it searches its scale.
         repeated: the script makes the last update once more; the journal has a line for it already.
         bad_before_repair: what was seen when the script tested a gradient that was not finite.
         bad_left_out: bad losses and gradients that the script itself left out of this step.
@@ -94,6 +96,7 @@ class Window:
     buffers_unjudged: bool = False
     good: int = 0
     dropped: int = 0
+    left_by_script: int = 0
     loss: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
     accumulated: list[Tensor | None] | None = None
@@ -101,6 +104,7 @@ class Window:
     findings: list[Finding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     given_up: bool = False
+    probes_scale: bool = False
     repeated: bool = False
     without_gradient: bool = False
     bad_before_repair: Any = None

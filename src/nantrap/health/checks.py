@@ -16,10 +16,12 @@ import numpy as np
 from nantrap.health.trend import LEAST, spikes, trend
 from nantrap.health.window import LogWindow
 from nantrap.health.words import number, share
+from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted
 from nantrap.problems import Problem, Severity
 from nantrap.problems.json_values import json_value
-from nantrap.record import Column
+from nantrap.record import Column, cause_lines
+from nantrap.record.tally import OUTSIDE_STEPS
 
 _DEAD = 10
 """Number of losses at the end that are not finite, or of steps that were not applied, after which a run is called
@@ -177,20 +179,27 @@ def applied_steps(window: LogWindow) -> Iterator[HealthFinding]:
     """How many steps moved the weights?"""
     if window.run.kind != "nantrap" or not window.rows.any():
         return
+    tally = window.tally()
     applied = window.series.applied[window.rows]
-    total, skipped = len(applied), int((~applied).sum())
-    evidence = {"steps": total, "applied": total - skipped}
-    tail = total - (int(np.flatnonzero(applied)[-1]) + 1 if applied.any() else 0)
+    total, skipped = tally.attempted, tally.skipped
+    evidence = {
+        "steps": total, "applied": tally.applied, "skipped": skipped, "given_up": tally.given_up,
+        "rollbacks": tally.rollbacks, "scaler_probes": tally.scaler_probes,
+        "dropped_micro_batches": tally.dropped_micro_batches,
+    }  # fmt: skip
+    tail = len(applied) - (int(np.flatnonzero(applied)[-1]) + 1 if applied.any() else 0)
     if tail >= _DEAD:
-        since = int(window.series.step[window.rows][total - tail])
+        since = int(window.series.step[window.rows][len(applied) - tail])
         yield HealthFinding(
-            "applied", "error", f"no step was applied since step {since:,}: the last {tail:,} were skipped",
+            "applied", "error", f"no step was applied since step {since:,}: none of the last {tail:,}",
             data=evidence,
             fix="the weights do not change any more; see the last incident: nantrap report",
         )  # fmt: skip
         return
     outcome: Severity = "ok" if skipped <= max(2, 0.01 * total) else "warning" if skipped <= 0.1 * total else "error"
-    words = f"{share(total - skipped, total)} steps applied"
+    words = f"{share(tally.applied, total)} steps applied"
+    if tally.scaler_probes:
+        words += f"; {tally.scaler_probes:,} left out by the GradScaler while it searched its scale"
     yield HealthFinding("applied", outcome, words, data=evidence)
 
 
@@ -199,36 +208,43 @@ def incidents(window: LogWindow) -> Iterator[HealthFinding]:
     if window.run.kind != "nantrap":
         yield from _notes(window)
         return
-    phase = window.series.labels("incident.phase")
-    rows = np.empty(0, dtype=np.int64) if phase is None else phase.row[window.rows[phase.row]]
-    evidence: dict[str, Any] = {"incidents": len(rows)}
+    tally = window.tally()
+    evidence: dict[str, Any] = {"incidents": tally.incidents}
     marks = window.run.marks
     exceptions = [mark for mark in marks if mark.event == "exception"]
     if exceptions:
         words = f"{counted(len(exceptions), 'exception')} in a step, the last at step {exceptions[-1].step:,}"
         yield HealthFinding("exceptions", "warning", words, data={"exceptions": len(exceptions)})
-    if marks and marks[-1].event == "incident_begins" and marks[-1].row >= len(window.series):
-        words = f"the run ended while the failure of step {marks[-1].step:,} was being diagnosed"
-        yield HealthFinding("ended", "warning", words, data={"step": marks[-1].step})
-    if not len(rows):
-        yield HealthFinding("incidents", "ok", "no incident", data=evidence)
+    unfinished = _unfinished_diagnosis(window)
+    if unfinished is not None:
+        words = f"the run ended while the failure of step {unfinished:,} was being diagnosed"
+        yield HealthFinding("ended", "warning", words, data={"step": unfinished})
+    error = "" if window.run.end is None else str(window.run.end.fields.get("error", ""))
+    if error:
+        interrupted = error == "KeyboardInterrupt"
+        words = "the run was interrupted (KeyboardInterrupt)" if interrupted else f"the run was ended by {error}"
+        yield HealthFinding("ended", "warning" if interrupted else "error", words, data={"error": error})
+    if not tally.incidents:
+        if unfinished is None:
+            yield HealthFinding("incidents", "ok", "no incident", data=evidence)
         return
-    causes = window.series.labels("incident.cause")
-    by_cause: dict[str, int] = {}
-    if causes is not None:
-        codes = causes.code[np.isin(causes.row, rows)]
-        by_cause = {
-            causes.names[code]: int(amount) for code, amount in zip(*np.unique(codes, return_counts=True), strict=True)
-        }
-    if len(rows) > sum(by_cause.values()):
-        by_cause["no cause named"] = len(rows) - sum(by_cause.values())
-    evidence["causes"] = by_cause
-    ranked = sorted(by_cause.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{amount:,} × {cause}" for cause, amount in ranked[:4])
+    evidence |= {"causes": dict(tally.causes), "guesses": dict(tally.guesses)}
+    parts = ", ".join(cause_lines(tally.causes, tally.guesses)[:4])
+    slug = tally.causes.most_common(1)[0][0]
     yield HealthFinding(
-        "incidents", "warning", f"{counted(len(rows), 'incident')}: {parts}", data=evidence,
-        fix=f"nantrap explain {ranked[0][0]}" if ranked[0][0] != "no cause named" else "",
+        "incidents", "warning", f"{counted(tally.incidents, 'incident')}: {parts}", data=evidence,
+        fix=f"nantrap explain {slug}" if slug in BY_SLUG else "",
     )  # fmt: skip
+
+
+def _unfinished_diagnosis(window: LogWindow) -> int | None:
+    """The step of a diagnosis after which the run wrote nothing of its result; `None` if there is none."""
+    for mark in reversed(window.run.marks):
+        if mark.row < len(window.series) or mark.event in OUTSIDE_STEPS:
+            return None
+        if mark.event == "incident_begins":
+            return mark.step
+    return None
 
 
 def _notes(window: LogWindow) -> Iterator[HealthFinding]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nantrap.record import Column, Run, Series
+from nantrap.record import Column, Run, Series, StepTally, tally_of
 
 Bools = NDArray[np.bool_]
 
@@ -19,6 +19,11 @@ class LogWindow:
     run: Run
     series: Series
     rows: Bools
+    is_whole: bool = False
+
+    def tally(self) -> StepTally:
+        """How many steps the window has and what became of them."""
+        return self.run.tally() if self.is_whole else tally_of(self.series, rows=self.rows)
 
     def column(self, name: str) -> Column | None:
         """A column within the window; `None` if the log has none of that name."""
@@ -62,4 +67,4 @@ def whole(run: Run) -> LogWindow:
             late = np.arange(segment.start, segment.stop)
             rows[late[series.step[late] >= after.first_step]] = False
         return LogWindow(run, series, rows)
-    return LogWindow(run, series, series.current)
+    return LogWindow(run, series, series.current, is_whole=True)

@@ -55,6 +55,8 @@ _NO_STEP = "the script made no step from this loss"
 _OTHER_LOSS = "the script left this non-finite loss out and trained on another one"
 _EARLIER_LOSS = "an earlier loss of this step is not finite, and its gradients are not in the step"
 _REPAIRED = "the script changed its non-finite gradients to finite ones and made the step"
+_OTHERS_STAY = ", the others stay"
+_ALL_LEFT_OUT = "the script left every micro-batch of this step out"
 _BATCH_LEFT_OUT = "the script left this batch out before it called the model"
 
 
@@ -110,6 +112,8 @@ class EventDetector:
         """The loss of the step that comes next was replaced by a constant, and that is recorded."""
         self.frames: list[KeptFrame] = []
         """Where the script was when this step became bad: its variables belong to the bad batch there."""
+        self.accumulates = False
+        """Whether a step has been made of several batches: one that the script leaves out is a part of a step then."""
         self.mark = GradientMark()
         self.events = EventTable(session.recorder.say)
         self._recorder = EventRecorder(session, driver, collector, shared.activity, self.events)
@@ -141,9 +145,9 @@ class EventDetector:
             if call is not None:
                 call.passed = not frames
                 self._position.note(call, bad=True)
-            window = self._collector.window
+            window = self._collector.open() if self.accumulates else self._collector.window
             with _seen_from(frames):
-                if window is not None and window.micros:
+                if window is not None and (window.micros or self.accumulates):
                     self._recorder.drop_micro_batch(window, self._bad_micro(loss, call), by_script=True)
                 else:
                     skipped = asked.ended or _SKIPPED
@@ -175,6 +179,13 @@ class EventDetector:
         if window is not None and window.micros and window.micros[-1].bad and not self._is_of_others(window):
             self._give_up(window, _NO_STEP)
             self._collector.window = None
+
+    def record_all_left_out(self, window: Window) -> bool:
+        """Record a step of which the script left every micro-batch out. Returns whether it is such a step."""
+        if window.micros or not window.dropped or window.left_by_script < window.dropped or self._recorder.read_norm():
+            return False
+        self._recorder.skip_dropped(window)
+        return True
 
     def record_batch(self, data: BadData) -> None:
         """Record a bad batch that the script left out: it tested the batch, called no model and took the next one."""
@@ -366,6 +377,16 @@ class EventRecorder:
             window = Window(time.perf_counter(), whole=True, without_gradient=True)
             self._end_skipped(diagnosed, window, _BATCH_LEFT_OUT)
 
+    def skip_dropped(self, window: Window) -> None:
+        """End a step of which the script left every micro-batch out: it has no gradient."""
+        window.given_up = window.without_gradient = True
+        window.diagnosed = [(each, words.removesuffix(_OTHERS_STAY)) for each, words in window.diagnosed]
+        with self._activity.of_guard():
+            incident = self._session.recorder.finish_dropped(window, Action.SKIP)
+            reading = Reading(rates=current_rates(self._session.protected.optimizer))
+            self._session.recorder.end(window, reading, Action.SKIP, incident)
+        self._events.note(self._event(EventKind.STEP_NOT_MADE, _ALL_LEFT_OUT))
+
     def leave_out(self, window: Window, observation: Observation, words: str) -> None:
         """Record something bad that has no part in a step which the script makes."""
         with (
@@ -380,13 +401,14 @@ class EventRecorder:
     def drop_micro_batch(self, window: Window, micro: Micro, *, by_script: bool) -> None:
         """Record a bad micro-batch that has no part in the step; its backward pass is not run."""
         number = len(window.micros) + window.dropped + 1
-        words = f"micro-batch {number} left out{' by the script' if by_script else ''}, the others stay"
+        words = f"micro-batch {number} left out{' by the script' if by_script else ''}{_OTHERS_STAY}"
         session = self._session
         with self._activity.of_guard():
             diagnosed = diagnose(session, self.observe(micro))
             drop(session, window, diagnosed, words)
             session.protected.ledger.restore_mark()
         if by_script:
+            window.left_by_script += 1
             self._events.note(self._event(EventKind.MICRO_BATCH_LEFT_OUT, words))
 
     def report_value(self, window: Window, words: str) -> None:
@@ -440,7 +462,6 @@ class EventRecorder:
         Of many in a row the first few are printed, then those that look new.
         """
         recorder = self._session.recorder
-        recorder.tally.given_up += 1
         event = self._event(EventKind.STEP_NOT_MADE, words)
         is_one_of_many = self._events.add(event) > MOST_PRINTED
         diagnosed = diagnosed.noting_first(words)

@@ -12,7 +12,7 @@ import itertools
 import operator
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class LoadedBatch:
         indices: the samples it was made of, as the loader's dataset counts them.
         original: the same as the dataset below a `Subset` or `without_samples` counts them; empty without one.
         dataset: the loader's dataset, weakly; gives `None` if it is not known any more.
-        epoch: how often the loader's dataset was begun before.
+        epoch: how often the script trained on the loader's dataset before.
         number: of the batch in its epoch, from 0.
         round: of the loader's iterator, another number for each.
         entries: the tensors of lists with one entry per sample, such as images of several sizes: sample, and tensor.
@@ -102,6 +102,8 @@ class Batches:
         """The last few; empty in a script without a `DataLoader`."""
         self.before_next: Callable[[], None] = lambda: None
         """Called before a loader gives its next batch."""
+        self.trained: set[int] = set()
+        """The rounds of loaders of whose batches steps were made."""
         self._kept: deque[tuple[Tensor, ...]] = deque(maxlen=_KEPT)
         self._in_order: dict[int, bool] = {}
 
@@ -260,7 +262,7 @@ def _same_rows(one: Tensor, other: Tensor) -> bool:
 
 def install(patches: Patches, batches: Batches) -> None:
     """Note the indices of every batch."""
-    epochs = Epochs()
+    epochs = Epochs(batches.trained)
 
     def next_index(original: Any, self: Any) -> Any:
         index = original(self)
@@ -304,17 +306,20 @@ def _drawn(iterator: Any) -> deque[Any]:
 
 
 class Epochs:
-    """How often each dataset was begun. Holds weak references: the `id` of a dataset that is gone may come again.
+    """How often the script trained on each dataset. Holds weak references: the `id` of one that is gone may come again.
+
+    A pass in which no step was made, such as a validation on the same data, is no epoch.
 
     A dataset that cannot be referenced weakly, such as a list, is known by the sampler of its loader instead. A sampler
     that counts epochs itself (`DistributedSampler.set_epoch`) is believed where it is ahead: the script has resumed.
     """
 
-    def __init__(self) -> None:
-        self._begun: dict[int, tuple[weakref.ref[Any], int]] = {}
+    def __init__(self, trained: Collection[int]) -> None:
+        self._trained = trained
+        self._begun: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
-    def begin(self, iterator: Any) -> int:
-        """The number of the epoch that an iterator begins, from 0."""
+    def begin(self, iterator: Any, round_: int) -> int:
+        """The number of the epoch that an iterator begins, from 0. `round_` is the number of the iterator."""
         sampler = index_sampler_of(iterator)
         count = 0
         for owner in (dataset_of(iterator), sampler):
@@ -323,10 +328,11 @@ class Epochs:
             except TypeError:
                 continue
             known = self._begun.get(id(owner))
-            count = max(known[1] + 1 if known is not None and known[0]() is owner else 0, _own_epoch(sampler))
+            count = known[1] + (known[2] in self._trained) if known is not None and known[0]() is owner else 0
+            count = max(count, _own_epoch(sampler))
             if len(self._begun) > _MOST_DATASETS:
                 self._begun = {key: entry for key, entry in self._begun.items() if entry[0]() is not None}
-            self._begun[id(owner)] = reference, count
+            self._begun[id(owner)] = reference, count, round_
             break
         return count
 
@@ -343,7 +349,10 @@ _rounds = itertools.count(1)
 def _position(iterator: Any, epochs: Epochs) -> tuple[int, int, int]:
     """Epoch and number of the batch that an iterator gives now, and the number of the iterator."""
     known = vars(iterator).get("_nantrap_position")
-    epoch, number, round_ = (epochs.begin(iterator), -1, next(_rounds)) if known is None else known
+    if known is None:
+        begun = next(_rounds)
+        known = epochs.begin(iterator, begun), -1, begun
+    epoch, number, round_ = known
     vars(iterator)["_nantrap_position"] = epoch, number + 1, round_
     return epoch, number + 1, round_
 

@@ -32,8 +32,9 @@ class Position:
 
     def note(self, call: RootCall, *, bad: bool = False) -> None:
         """Where a forward pass is. Of a bad one also whether the data that it was made of are finite."""
-        batch, call.loaded = self._shared.batches.position(inputs_of(call))
-        call.origin = batch
+        if not isinstance(call.origin, LoadedBatch):  # where the script was then: it may have the next batch by now
+            call.origin, call.loaded = self._shared.batches.position(inputs_of(call))
+        batch = call.origin
         if bad and batch is not None:
             with self._shared.activity.of_guard():
                 call.made_from_finite = batch.is_finite()
@@ -50,6 +51,7 @@ class Position:
     def move_to(self, batch: LoadedBatch) -> None:
         """The next step is made of this batch, or leaves it out."""
         self._is_known = True
+        self._shared.batches.trained.add(batch.round)
         progress = self._session.progress
         progress.epoch = batch.epoch if progress.framework_epoch is None else progress.framework_epoch
         progress.batch = batch.number if progress.framework_batch is None else progress.framework_batch

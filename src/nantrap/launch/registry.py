@@ -243,6 +243,13 @@ class OptimizerRegistry:
         for loop in self.guards:
             loop.session.armed.end()
         self.record_abandoned()
+        for loop in self.guards:
+            loop.end()
+
+    def note_end(self, error: BaseException) -> None:
+        """An exception ended the script: the journals say so."""
+        for loop in self.guards:
+            loop.session.recorder.ended_by = type(error).__name__
 
     def let_go(self) -> None:
         """Hold nothing of the script any more. A group of ranks ends with the last model that belongs to it; if that
@@ -258,6 +265,9 @@ class OptimizerRegistry:
 
     def next_batch(self) -> None:
         """A loader is about to give its next batch: one that the script tested and did not use was left out."""
+        if self.asked.tensors:
+            for loop in self.guards:
+                loop.note_position()
         data, self.asked.data = self.asked.data, None
         if data is not None and self.guards and not self.is_own_call():
             self.guards[0].detector.record_batch(data)

@@ -61,6 +61,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         raise
     except KeyboardInterrupt as error:
         _show(error)
+        attachment.registry.note_end(error)
         return INTERRUPTED
     except NonFiniteError as error:
         said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.registry)
@@ -69,6 +70,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         return STOPPED
     except BaseException as error:
         _show(error)
+        attachment.registry.note_end(error)
         before = sum(loop.tally.incidents for loop in attachment.registry)
         itself = isinstance(error, AssertionError)
         attachment.registry.asked.ended = (

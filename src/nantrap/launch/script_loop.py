@@ -295,6 +295,12 @@ class ScriptLoop:
             self.refuse_again()
         driver, collector, protected = self.driver, self.collector, self.session.protected
         window = collector.window
+        if window is not None and self._asked.tensors:
+            self.detector.record_abandoned()  # the last micro-batch of the step
+        if window is not None and window.left_by_script and self.detector.record_all_left_out(window):
+            collector.end()
+            self.refused = self.policy.on_incident != "observe"
+            return None if self.refused else run()
         if window is None or not window.micros:
             unseen = self._unseen_window()
             if unseen is None:
@@ -334,6 +340,8 @@ class ScriptLoop:
             self._asked.data = None
             collector.end()
         self._micros_last_time = len(window.micros) + window.dropped
+        if self._micros_last_time > 1 and not self.detector.accumulates:
+            self.detector.accumulates = _has_several_batches(window)
         mark = self.detector.mark
         mark.gradient = None
         for parameter in self.parameters:
@@ -348,8 +356,11 @@ class ScriptLoop:
         window = self.collector.window
         if window is None or self._activity.busy:
             return
+        if window.dropped and not window.micros:
+            return  # nothing to clear: what was left out so far is a part of the step to come
         if not self.evaluating:
             self.detector.record_cleared(window)
+            self.session.recorder.finish_without_step(window)
         self.collector.window = None
         self.driver.clipped_norm = None
         if not self.evaluating:
@@ -367,6 +378,18 @@ class ScriptLoop:
             self.detector.record_left()
             if self.collector.window is None:
                 self.detector.restore_buffers()
+
+    def note_position(self) -> None:
+        """The script takes the next batch before a step from the loss that it tested: note which batch this one is."""
+        call = self.collector.root_call
+        if call is not None and not call.running and not self._activity.busy:
+            self._position.note(call)
+
+    def end(self) -> None:
+        """The script has ended: record what was found and belongs to no step."""
+        if self.collector.window is not None:
+            self.session.recorder.finish_without_step(self.collector.window)
+        self.session.recorder.note_interrupted()
 
     def _reaches(self, loss: Tensor) -> bool:
         """Whether a loss was computed from what this guard watches. With one optimizer there is nothing to ask."""
@@ -495,3 +518,9 @@ class ScriptLoop:
         self.session.protected.ledger.restore_buffers()
         self.collector.end()
         raise self.stopped
+
+
+def _has_several_batches(window: Window) -> bool:
+    """Whether the micro-batches of a step are different batches; two losses of one batch are no accumulation."""
+    places = {micro.position for micro in window.micros}
+    return len(places) > 1 or places <= {None, (None, None)} or bool(window.dropped)

@@ -15,6 +15,7 @@ from nantrap.launch.attach import Attachment
 from nantrap.launch.events import EventKind
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
 from nantrap.launch.settings import RunSettings
+from nantrap.record import StepTally, cause_lines
 from nantrap.report import write_line
 
 SCHEMA = "nantrap.summary/1"
@@ -40,6 +41,7 @@ class RunSummary:
         rollbacks: how often the run was rolled back to an older state.
         incidents: how many there were.
         causes: how often each cause was named.
+        guesses: how often each of these was not proven.
         stopped: the guard ended the run.
         state_finite: every guarded parameter and buffer is finite at the end.
         bad: names of some that are not.
@@ -83,29 +85,29 @@ class RunSummary:
     loose_values: int = 0
     spikes: int = 0
     own_guards: int = 0
+    guesses: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attachment: Attachment) -> RunSummary:
         """The summary of all guards."""
         loops = list(attachment.registry)
         tallies = [loop.tally for loop in loops]
-        causes: Counter[str] = Counter()
+        whole = StepTally()
         for tally in tallies:
-            causes.update(tally.causes)
+            whole.add(tally)
         bad = attachment.bad_state()
         run_dir = attachment.registry.run_dir
-        attempted, applied = sum(t.attempted for t in tallies), sum(t.applied for t in tallies)
-        probes = sum(t.scaler_probes for t in tallies)
         return cls(
-            steps=attempted,
-            applied=applied,
-            skipped=attempted - applied - probes,
-            scaler_probes=probes,
-            dropped_micro_batches=sum(t.dropped_micro_batches for t in tallies),
-            rollbacks=sum(t.rollbacks for t in tallies),
-            incidents=sum(t.incidents for t in tallies),
-            causes=dict(causes.most_common()),
-            given_up=sum(t.given_up for t in tallies),
+            steps=whole.attempted,
+            applied=whole.applied,
+            skipped=whole.skipped,
+            scaler_probes=whole.scaler_probes,
+            dropped_micro_batches=whole.dropped_micro_batches,
+            rollbacks=whole.rollbacks,
+            incidents=whole.incidents,
+            causes=dict(whole.causes.most_common()),
+            guesses=dict(whole.guesses.most_common()),
+            given_up=whole.given_up,
             left_out=sum(t.left_out for t in tallies),
             cleaned_inputs=attachment.registry.events.count(EventKind.DATA_CLEANED),
             spikes=sum(t.spikes for t in tallies),
@@ -168,7 +170,7 @@ class RunSummary:
             found.append(f"{counted(self.skipped, 'step')} skipped{by_script}, {counted(self.rollbacks, 'rollback')}")
         if self.left_out:
             found.append(f"{counted(self.left_out, 'applied step')} with non-finite values that the script left out")
-        found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
+        found += [f"  {line}" for line in cause_lines(self.causes, self.guesses)]
         if self.injected:
             found.append(("on rank 0: " if self.ranks > 1 else "") + self._injected())
         if self.dropped_micro_batches:
@@ -196,7 +198,7 @@ class RunSummary:
         """For people, of a rank other than 0: what the summary of rank 0 cannot know."""
         found = []
         if self.own_models and self.incidents:
-            causes = ", ".join(f"{count:,} × {slug}" for slug, count in self.causes.items())
+            causes = ", ".join(cause_lines(self.causes, self.guesses))
             found.append(
                 f"{counted(self.steps, 'step')}, {self.applied:,} applied, "
                 f"{counted(self.incidents, 'incident')}: {causes}"

@@ -22,6 +22,7 @@ from nantrap.record.run import IncidentFolder, JournalMark, Run, open_run, steps
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, envelope
 from nantrap.record.series import ACTIONS, NotedStep, RunSegment, Series, is_evaluation
+from nantrap.record.tally import StepTally, cause_lines, tally_of
 from nantrap.record.textlog import LogNote
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "RunSegment",
     "Series",
     "StepRecord",
+    "StepTally",
+    "cause_lines",
     "envelope",
     "is_evaluation",
     "journal_paths",
@@ -54,6 +57,7 @@ __all__ = [
     "read_bundle",
     "read_journal",
     "steps_of",
+    "tally_of",
     "write_atomically",
     "write_bundle",
     "write_run_info",

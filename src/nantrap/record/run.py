@@ -26,10 +26,11 @@ from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
 from nantrap.record.sources import JsonLines, LogSource, Mixed, Records, TextLines, find_log, source_of
+from nantrap.record.tally import StepTally, tally_of
 from nantrap.record.textlog import LogNote
 
 _JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")
-_ALWAYS = frozenset({"kind", "event", "action", "incident", "metrics"})
+_ALWAYS = frozenset({"kind", "event", "action", "by", "dropped", "incident", "metrics"})
 _MOST_PROBLEMS = 20
 _MOST_MARKS = 10_000
 
@@ -191,6 +192,13 @@ class Run:
         """Lines of the lowest rank's journal that are no steps: the begin of a diagnosis, an exception."""
         return tuple(self._streams[self.ranks[0]].marks)
 
+    def tally(self, rank: int | None = None) -> StepTally:
+        """How many steps a rank (the lowest) made and what became of them, without what a later start did again."""
+        stream = self._streams[self.ranks[0] if rank is None else rank]
+        step = stream.series.step
+        last = (mark.fields for mark in stream.marks if not (step[mark.row :] < mark.step).any())
+        return tally_of(stream.series, last, rows=stream.series.current)
+
     @property
     def notes(self) -> tuple[LogNote, ...]:
         """Lines of a text log that mention NaN or an error."""
@@ -319,12 +327,12 @@ def open_run(
     return Run(place, kind, streams, wanted)
 
 
-def steps_of(lines: bytes) -> Series:
-    """The steps in some lines of a journal. Other lines, and what is no JSON, are left out."""
+def steps_of(lines: bytes) -> tuple[Series, list[JournalMark]]:
+    """The steps in some lines of a journal, and its other lines. What is no JSON is left out."""
     source = JsonLines(Path("lines"))
     stream = _Stream(source, 0, None, own=True)
     stream.take(source.decode(lines))
-    return stream.series
+    return stream.series, stream.marks
 
 
 def _journals(path: Path) -> dict[int, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -155,6 +156,10 @@ class Series:
         step = self.step if len(row) == len(self) else self.step[row]
         return Column(found, step, row, value)
 
+    def beneath(self, prefix: str) -> tuple[str, ...]:
+        """The columns of numbers whose names begin so, what incidents say included."""
+        return tuple(name for name in self._table.numeric if name.startswith(prefix))
+
     def __getitem__(self, name: str) -> Column:
         column = self.get(name)
         if column is None:
@@ -191,6 +196,15 @@ class Series:
         return applied
 
     @property
+    def refused(self) -> Bools:
+        """Whether each row's step was refused, by the guard or by the script; not one that a GradScaler left out."""
+        refused: Bools = (self.action > 0) & (self.action < ACTIONS.index("other"))
+        by = self.labels("by")
+        if by is not None and "scaler" in by.names:
+            refused[by.row[by.code == by.names.index("scaler")]] = False
+        return refused
+
+    @property
     def segments(self) -> tuple[RunSegment, ...]:
         """The starts of the run: a new one begins where the step goes back."""
         lead = self.get("loss")
@@ -212,9 +226,12 @@ class Series:
         return not_repeated(self.step)
 
     def events(self, *, limit: int = 1000) -> list[NotedStep]:
-        """The steps that were not applied or had an incident: the first half and the last half of `limit`."""
+        """The steps that were refused or had an incident: the first half and the last half of `limit`.
+
+        A step with several incidents is there once for each.
+        """
         phase = self.labels("incident.phase")
-        rows = np.flatnonzero(~self.applied)
+        rows = np.flatnonzero(self.refused)
         if phase is not None:
             rows = np.union1d(rows, phase.row)
         if len(rows) > limit:
@@ -223,7 +240,7 @@ class Series:
         action, step = self.action, self.step
         column = self.get("incident.restored_step")
         back = {} if column is None else dict(zip(column.row.tolist(), column.value.tolist(), strict=True))
-        return [
+        found = [
             NotedStep(
                 int(step[row]),
                 int(row),
@@ -233,6 +250,19 @@ class Series:
             )
             for row in rows
         ]
+        return sorted([*found, *self._further(found)], key=lambda event: event.row)
+
+    def _further(self, found: Sequence[NotedStep]) -> Iterator[NotedStep]:
+        """The further incidents of these steps, of which the journal has the causes."""
+        first = {event.row: event for event in found}
+        for name in self.beneath("incident.also."):
+            cause: str | None = name.removeprefix("incident.also.")
+            column = self[name]
+            for row, number in zip(column.row.tolist(), column.value.tolist(), strict=True):
+                event = first.get(row)
+                if event is not None:
+                    same = event.cause == cause
+                    yield from [event if same else NotedStep(event.step, row, event.action, cause)] * int(number)
 
     def _at(self, name: str, rows: Ints) -> dict[int, str]:
         labels = self.labels(name)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nantrap.record import RUN_ENDS, steps_of
+from nantrap.record import RUN_ENDS, Series, StepTally, steps_of, tally_of
 
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
+PROBE = "probe"
+"""The action of a step that a GradScaler left out while it searched its scale."""
 _MOST_BYTES = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 """A place in the file is found to this many bytes; no line of a journal is longer."""
@@ -43,7 +45,10 @@ def incident_folders(run: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One step of a journal: its numbers by name (`loss`, `grad_norm`, `lr`, `terms.kl`, `watch.alpha`)."""
+    """One step of a journal: its numbers by name (`loss`, `grad_norm`, `lr`, `terms.kl`, `watch.alpha`).
+
+    Its action is that of the journal, or `probe`.
+    """
 
     step: int
     action: str
@@ -53,8 +58,8 @@ class JournalRow:
 
     @property
     def is_event(self) -> bool:
-        """Whether the step was not applied, or had an incident."""
-        return bool(self.incident) or self.action != "apply"
+        """Whether the step was refused, or had an incident."""
+        return bool(self.incident) or self.action not in ("apply", PROBE)
 
     @property
     def cause(self) -> str:
@@ -66,7 +71,11 @@ def rows_of(lines: bytes) -> list[JournalRow]:
     """The steps in whole lines of a journal; half a line and what is no step are left out."""
     if not lines.strip():
         return []
-    series = steps_of(lines)
+    return _rows(steps_of(lines)[0])
+
+
+def _rows(series: Series) -> list[JournalRow]:
+    """The steps of a series, one by one."""
     numbered = series.get("step")
     if numbered is None:
         return []
@@ -84,6 +93,8 @@ def rows_of(lines: bytes) -> list[JournalRow]:
     for labels in filter(None, [series.labels("action")]):
         for row, code in zip(labels.row.tolist(), labels.code.tolist(), strict=True):
             actions[row] = labels.names[code]
+    for row in (~series.applied & ~series.refused).nonzero()[0].tolist():
+        actions[row] = PROBE
     for taken in filter(None, [series.get("ms")]):
         for row, number in zip(taken.row.tolist(), taken.value.tolist(), strict=True):
             times[row] = number
@@ -128,8 +139,17 @@ def _run_end(last: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and line.get("kind") == RUN_ENDS else None
 
 
-def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> tuple[list[JournalRow], int]:
-    """The whole lines after an offset, and the offset after them. A file that became shorter is read from the start."""
+@dataclass(frozen=True, slots=True)
+class JournalSlice:
+    """Whole lines of a journal: the steps in them, how many there are of each kind, and the offset after them."""
+
+    rows: list[JournalRow]
+    tally: StepTally
+    after: int
+
+
+def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> JournalSlice:
+    """The whole lines after an offset. A file that became shorter is read from the start."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -138,9 +158,10 @@ def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> t
             file.seek(offset)
             data = file.read(min(end - offset, most_bytes))
     except OSError:
-        return [], offset
+        return JournalSlice([], StepTally(), offset)
     whole = data.rfind(b"\n") + 1
-    return rows_of(data[:whole]), offset + whole
+    series, marks = steps_of(data[:whole])
+    return JournalSlice(_rows(series), tally_of(series, (mark.fields for mark in marks)), offset + whole)
 
 
 def window(path: Path, first: int, last: int) -> list[JournalRow]:

@@ -69,9 +69,12 @@ class LiveView:
     speed: str
     remaining: str
     values: tuple[LiveValue, ...]
+    steps: int
     applied: int
     skipped: int
     rollbacks: int
+    scaler_probes: int
+    incidents: int
     ranks: tuple[LiveRank, ...]
     trouble: tuple[str, ...]
 
@@ -116,7 +119,7 @@ def view_of(
         log: sparklines of positive values on a logarithmic scale.
     """
     series = run.main if rank is None or rank not in run.series else run.series[rank]
-    action = series.action
+    tally = run.tally(series.rank)
     step = int(series.step[-1]) if len(series) else -1
     total = run.total_steps
     age = max(0.0, now - run.modified)
@@ -134,10 +137,13 @@ def view_of(
         speed=f"{1 / seconds:.3g} steps/s" if seconds and math.isfinite(1 / seconds) else "",
         remaining=left,
         values=tuple(_values(run, series, width, window, log=log)),
-        applied=int((action == 0).sum()),
-        skipped=int((action == 1).sum()),
-        rollbacks=int((action == 2).sum()),
-        ranks=tuple(_rank(own) for own in run.series.values()) if len(run.ranks) > 1 else (),
+        steps=tally.attempted,
+        applied=tally.applied,
+        skipped=tally.skipped,
+        rollbacks=tally.rollbacks,
+        scaler_probes=tally.scaler_probes,
+        incidents=tally.incidents,
+        ranks=tuple(_rank(run, own) for own in run.series.values()) if len(run.ranks) > 1 else (),
         trouble=tuple(
             visible(found.summary)
             for found in (verdict.findings if verdict else ())
@@ -300,7 +306,7 @@ def _alarm(name: str, column: Column, limits: Any) -> str:
     return ""
 
 
-def _rank(series: Series) -> LiveRank:
+def _rank(run: Run, series: Series) -> LiveRank:
     loss = series.get("loss")
     last = number(float(loss.value[-1]), 5) if loss is not None and len(loss) else ""
-    return LiveRank(series.rank, int(series.step[-1]) if len(series) else -1, last, int((~series.applied).sum()))
+    return LiveRank(series.rank, int(series.step[-1]) if len(series) else -1, last, run.tally(series.rank).skipped)

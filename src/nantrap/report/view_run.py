@@ -12,7 +12,7 @@ import numpy as np
 from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
 from nantrap.incident.wording import counted, place_text
-from nantrap.record import ACTIONS, Column, NotedStep, Run, Series
+from nantrap.record import ACTIONS, Column, NotedStep, Run, Series, StepTally
 from nantrap.report import diagnostics as words
 from nantrap.report.numbers import percent, value
 from nantrap.report.surroundings import environment
@@ -142,8 +142,9 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
     groups = _groups(events, incidents)
     step = series.step
-    skipped = tuple(int(s) for s in step[(action > 0) & (action < 4)])
-    attempted, applied = _counts(series)
+    skipped = tuple(int(s) for s in step[series.refused])
+    tally = run.tally()
+    attempted, applied = tally.attempted, tally.applied
     stop_rows = np.flatnonzero(action == ACTIONS.index("stop"))
     rollbacks = _rollbacks(events)
     loss = series.get("loss")
@@ -151,7 +152,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     terms = tuple(_drawn(series, name, name.partition(".")[2]) for name in series.names if name.startswith("terms."))
     drawn, left_out = _charts(series, run.info)
     spikes = tuple(i.step for i in incidents.values() if any(f.kind == "spike" for f in i.findings))
-    verdict = _verdict(stopped=len(stop_rows) > 0, skipped=len(skipped), events=len(events))
+    verdict = _verdict(stopped=len(stop_rows) > 0, skipped=len(skipped), events=tally.incidents)
     names, rows = _evaluations(run.evaluations)
     return RunView(
         name=run.name,
@@ -160,7 +161,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
         title=_title(attempted, applied, groups, run.kind),
         span=_span(run),
         result=_result(loss, series, evaluation_loss),
-        not_applied=_not_applied(action, attempted),
+        not_applied=_not_applied(series, tally),
         recovered=_recovered(rollbacks, run.info, stopped=len(stop_rows) > 0),
         first=_first(groups, len(skipped)),
         first_step=int(step.min()) if len(step) else 0,
@@ -176,7 +177,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
         left_out=(*left_out, *(term.title for term in terms[_MOST_TERMS:])),
         groups=groups[:_MOST_GROUPS],
         more_groups=max(0, len(groups) - _MOST_GROUPS),
-        incidents=sum(len(group.steps) for group in groups),
+        incidents=tally.incidents,
         spikes=spikes,
         evaluation_names=names,
         evaluations=rows,
@@ -255,12 +256,6 @@ def _group(
 # ---- the other parts of the page
 
 
-def _counts(series: Series) -> tuple[int, int]:
-    current = series.current
-    rows = np.ones(len(series), dtype=bool) if len(current) != len(series) else current
-    return int(rows.sum()), int((series.applied & rows).sum())
-
-
 def _verdict(*, stopped: bool, skipped: int, events: int) -> Badge:
     if stopped:
         return Badge("bad", "✖", "stopped by the guard")
@@ -320,18 +315,21 @@ def _result(loss: Column | None, series: Series, held_out: Column | None) -> tup
     return f"{last} at step {int(loss.step[-1]):,}.", note
 
 
-def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
-    """How many steps were not applied, and how many of them in a row."""
-    skipped = (action > 0) & (action < 4)
-    number = int(skipped.sum())
+def _not_applied(series: Series, tally: StepTally) -> tuple[str, str]:
+    """How many steps were refused, how many of them in a row, and how many a GradScaler left out."""
+    probes = ""
+    if tally.scaler_probes:
+        probes = f"a GradScaler left {counted(tally.scaler_probes, 'step')} out while it searched its scale (normal)"
+    skipped = series.refused
+    number = tally.skipped
     if not number:
-        return "Every step was applied.", ""
+        return "No step was skipped." if probes else "Every step was applied.", probes
     padded = np.concatenate([[0], skipped.astype(np.int8), [0]])
     edges = np.flatnonzero(np.diff(padded))
     longest = int((edges[1::2] - edges[::2]).max())
     return (
         f"{counted(number, 'step')} not applied, {longest:,} in a row at most.",
-        f"{percent(number, attempted)} of all steps",
+        f"{percent(number, tally.attempted)} of all steps" + (f"; {probes}" if probes else ""),
     )
 
 

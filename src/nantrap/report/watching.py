@@ -120,11 +120,12 @@ class WatchApp(App[None]):
     def _counts(self, view: LiveView) -> Text:
         """How many steps were applied, skipped and rolled back; the ranks, and what could not be read."""
         text = Text()
-        total = view.applied + view.skipped + view.rollbacks
-        if total and (view.skipped or view.rollbacks or self._run_read.kind == "nantrap"):
-            text.append(f"applied {view.applied:,} of {total:,}")
+        if view.steps and (view.skipped or self._run_read.kind == "nantrap"):
+            text.append(f"applied {view.applied:,} of {view.steps:,}")
             text.append(f" · skipped {view.skipped:,}", style="yellow" if view.skipped else "")
             text.append(f" · rolled back {view.rollbacks:,}", style="yellow" if view.rollbacks else "")
+            if view.scaler_probes:
+                text.append(f" · left out by the GradScaler {view.scaler_probes:,}")
         window = _WINDOWS[self._window_index]
         if window is not None:
             text.append(f"  (curves: last {window:,})", style="dim")

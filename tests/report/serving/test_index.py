@@ -80,7 +80,7 @@ def test_curves_keep_the_spike_and_count_what_is_not_finite(tmp_path: Path) -> N
     assert [tuple(mark) for mark in curves["marks"]] == [(77, "skip", "softmax_fully_masked_row")]
     assert curves["read"] == 1.0
     counts = index.counts(ident)
-    assert (counts.steps, counts.applied, counts.skipped, counts.incidents) == (3000, 2999, 1, 1)
+    assert (counts.attempted, counts.applied, counts.skipped, counts.incidents) == (3000, 2999, 1, 1)
 
 
 def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:
         file.write(json.dumps(line(100)) + "\n" + '{"step": 101, "lo')
     second = opened(tmp_path / "runs", cache)
     second.scan()
-    assert second.counts(only(second)).steps == 101
+    assert second.counts(only(second)).attempted == 101
     with journal.open("a") as file:
         file.write('ss": 2.0}\n')
     second.scan()
-    assert second.counts(only(second)).steps == 102, "half a line waits until it is whole"
+    assert second.counts(only(second)).attempted == 102, "half a line waits until it is whole"
 
 
 def test_a_journal_that_was_replaced_is_read_again(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_journal_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     index.scan()
     os.replace(write_run(tmp_path / "other" / "x", [line(0)]) / "journal-r0.jsonl", run / "journal-r0.jsonl")
     index.scan()
-    assert index.counts(only(index)).steps == 1
+    assert index.counts(only(index)).attempted == 1
 
 
 @pytest.mark.parametrize("content", [b"this is no database", b""])
@@ -120,7 +120,7 @@ def test_a_damaged_cache_is_thrown_away(content: bytes, tmp_path: Path) -> None:
     cache.write_bytes(content)
     index = opened(tmp_path, cache)
     index.scan()
-    assert index.counts(only(index)).steps == 1
+    assert index.counts(only(index)).attempted == 1
     index.close()
     with contextlib.closing(sqlite3.connect(cache)) as database:
         assert database.execute("SELECT COUNT(*) FROM scans").fetchone() == (1,)

@@ -73,8 +73,11 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
     here = session.ranks.rank in observation.verdict.bad_ranks
     found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
     if observation.agreed and session.ranks.talking:
-        return settle_with_ranks(session, observation, found)
-    return settle_alone(session, observation, found, here=here)
+        diagnosed = settle_with_ranks(session, observation, found)
+    else:
+        diagnosed = settle_alone(session, observation, found, here=here)
+    session.recorder.end_diagnosis()
+    return diagnosed
 
 
 def as_seen(session: Session, observation: Observation) -> Diagnosed:

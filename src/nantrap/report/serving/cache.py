@@ -8,17 +8,18 @@ import math
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from nantrap.report.journals import JournalRow
+from nantrap.record import StepTally
+from nantrap.report.journals import JournalRow, JournalSlice
 
 BUCKET = 256
 """Steps of a bucket of the stored curves."""
-_SCHEMA = 2
+_SCHEMA = 3
 _TABLES = """
 CREATE TABLE IF NOT EXISTS scans(path TEXT PRIMARY KEY, inode INT, offset INT, counts TEXT);
 CREATE TABLE IF NOT EXISTS buckets(path TEXT, name TEXT, bucket INT, low REAL, middle REAL, high REAL, finite INT,
@@ -28,17 +29,25 @@ CREATE TABLE IF NOT EXISTS marks(path TEXT, step INT, action TEXT, cause TEXT, P
 
 
 @dataclass(slots=True)
-class StepCounts:
-    """What was counted of one journal so far."""
+class StepCounts(StepTally):
+    """What was counted of one journal so far, its best loss and last step.
 
-    steps: int = 0
-    applied: int = 0
-    skipped: int = 0
-    rollbacks: int = 0
-    stops: int = 0
-    incidents: int = 0
-    causes: dict[str, int] = field(default_factory=dict)
+    `starts_again` says that a later start did steps again: the numbers of these lines cannot be added up.
+    """
+
     best: float | None = None
+    last_step: int = -1
+    starts_again: bool = False
+
+    def to_json(self) -> str:
+        """As the cache keeps it."""
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> StepCounts:
+        """Read what `to_json` gave."""
+        raw = json.loads(text)
+        return cls(**{**raw, "causes": Counter(raw["causes"]), "guesses": Counter(raw["guesses"])})
 
 
 class JournalCache:
@@ -84,8 +93,8 @@ class JournalCache:
         if found is None:
             return -1, 0, StepCounts()
         try:
-            return int(found[0]), int(found[1]), StepCounts(**json.loads(found[2]))
-        except (ValueError, TypeError):
+            return int(found[0]), int(found[1]), StepCounts.from_json(found[2])
+        except (ValueError, TypeError, KeyError):
             return -1, 0, StepCounts()
 
     def forget(self, path: str) -> None:
@@ -93,12 +102,15 @@ class JournalCache:
             for table in ("scans", "buckets", "marks"):
                 self._database.execute(f"DELETE FROM {table} WHERE path = ?", (path,))
 
-    def store(self, path: str, inode: int, offset: int, counts: StepCounts, rows: Iterable[JournalRow]) -> None:
+    def store(self, path: str, inode: int, counts: StepCounts, slice_: JournalSlice) -> None:
         """Keep what new rows say, in one transaction: curves in buckets, steps that were not applied, counts."""
         buckets: dict[tuple[str, int], tuple[list[float], int]] = {}
         marks = []
-        for row in rows:
-            _count(counts, row)
+        counts.add(slice_.tally)
+        for row in slice_.rows:
+            _note_best(counts, row)
+            counts.starts_again = counts.starts_again or row.step < counts.last_step
+            counts.last_step = row.step
             if row.is_event:
                 marks.append((path, row.step, row.action, row.cause))
             for name, number in row.numbers.items():
@@ -111,7 +123,6 @@ class JournalCache:
              len(good), bad)
             for (name, place), (good, bad) in buckets.items()
         ]  # fmt: skip
-        document = json.dumps({name: getattr(counts, name) for name in StepCounts.__slots__})
         with self._lock, self._database:
             self._database.executemany(
                 "INSERT INTO buckets VALUES(?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(path, name, bucket) DO UPDATE SET "
@@ -122,7 +133,9 @@ class JournalCache:
                 merged,
             )
             self._database.executemany("INSERT OR REPLACE INTO marks VALUES(?, ?, ?, ?)", marks)
-            self._database.execute("INSERT OR REPLACE INTO scans VALUES(?, ?, ?, ?)", (path, inode, offset, document))
+            self._database.execute(
+                "INSERT OR REPLACE INTO scans VALUES(?, ?, ?, ?)", (path, inode, slice_.after, counts.to_json())
+            )
 
 
 def _opened(cache: Path | None) -> sqlite3.Connection:
@@ -148,18 +161,8 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
     return in_memory
 
 
-def _count(counts: StepCounts, row: JournalRow) -> None:
-    """Add one step to the counts of its run."""
-    counts.steps += 1
-    counts.applied += row.action == "apply"
-    counts.skipped += row.action == "skip"
-    counts.rollbacks += row.action == "rollback"
-    counts.stops += row.action == "stop"
-    if row.incident:
-        counts.incidents += 1
-        cause = row.cause or "unknown"
-        if cause in counts.causes or len(counts.causes) < 200:
-            counts.causes[cause] = counts.causes.get(cause, 0) + 1
+def _note_best(counts: StepCounts, row: JournalRow) -> None:
+    """Note the best loss of a run."""
     loss = row.numbers.get("loss", math.nan)
     if row.action == "apply" and math.isfinite(loss) and row.step > 20:
         # a slow mean keeps one lucky batch from being called the best

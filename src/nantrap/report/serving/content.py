@@ -57,7 +57,7 @@ def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
         return [*facts, ("log", "kind", KINDS.get(summary.kind, summary.kind))]
     facts += [
         ("applied, last steps", "applied", f"{summary.recent_applied:,} of {summary.recent:,}"),
-        ("not applied", "skipped", f"{counts.skipped + counts.rollbacks + counts.stops:,}"),
+        ("not applied", "skipped", f"{counts.skipped:,}"),
         ("rollbacks", "rollbacks", f"{counts.rollbacks:,}"),
         ("speed", "speed", speed),
     ]
@@ -216,6 +216,9 @@ def metrics(runs: Iterable[tuple[Summary, StepCounts | None]]) -> str:
     return "\n".join(_lines(found)) + "\n"
 
 
+_FIELDS = {"steps": "attempted"}
+
+
 def _lines(runs: list[tuple[Summary, StepCounts | None]]) -> Iterator[str]:
     """The metrics of all runs as Prometheus reads them."""
     yield from _gauge("nantrap_step", "the last step that was attempted", ((s, "", s.step) for s, _ in runs))
@@ -230,11 +233,14 @@ def _lines(runs: list[tuple[Summary, StepCounts | None]]) -> Iterator[str]:
         "nantrap_last_line_seconds", "when the journal was last written", ((s, "", s.modified) for s, _ in runs)
     )
     for name, text in (
-        ("steps", "attempted"), ("applied", "applied"), ("skipped", "skipped"), ("rollbacks", "rolled back"),
-        ("stops", "stopped by the guard"), ("incidents", "with an incident"),
+        ("steps", "steps attempted"), ("applied", "steps applied"),
+        ("skipped", "steps refused by the guard or given up by the script"),
+        ("scaler_probes", "steps that a GradScaler left out while it searched its scale"),
+        ("rollbacks", "skipped steps after which an older state was restored"),
+        ("stops", "skipped steps with which the guard stopped the run"), ("incidents", "incidents"),
     ):  # fmt: skip
-        counted = ((s, "", getattr(c, name)) for s, c in runs if c is not None)
-        yield from _gauge(f"nantrap_{name}", f"steps {text}, as far as the journal was read", counted)
+        counted = ((s, "", getattr(c, _FIELDS.get(name, name))) for s, c in runs if c is not None)
+        yield from _gauge(f"nantrap_{name}", f"{text}, as far as the journal was read", counted)
     causes = (
         (s, f',cause="{_label(cause)}"', n) for s, c in runs if c is not None for cause, n in sorted(c.causes.items())
     )

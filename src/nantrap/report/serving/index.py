@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.errors import NantrapError
+from nantrap.record import open_run
 from nantrap.report.journals import JournalRow, appended, ending, incident_folders, journals_of, window
 from nantrap.report.serving.cache import JournalCache, StepCounts
 from nantrap.report.serving.foreign import ForeignLog, stamp
@@ -109,6 +110,7 @@ class Index:
         self._kept: dict[str, tuple[tuple[int, int], Summary | None]] = {}
         self._open: OrderedDict[str, ForeignLog] = OrderedDict()
         self._cache = JournalCache(cache)
+        self._recounted: dict[str, tuple[int, StepCounts]] = {}
 
     def close(self) -> None:
         """Close the database."""
@@ -206,7 +208,8 @@ class Index:
 
         def new() -> list[JournalRow]:
             nonlocal offset
-            found, offset = appended(journal, offset)
+            new = appended(journal, offset)
+            found, offset = new.rows, new.after
             return found
 
         return end.rows, new
@@ -263,16 +266,25 @@ class Index:
             offset, counts = 0, StepCounts()
         if offset >= status.st_size:
             return False
-        rows, after = appended(path, offset, most_bytes=most_bytes)
-        if after == offset:
+        new = appended(path, offset, most_bytes=most_bytes)
+        if new.after == offset:
             return False
-        self._cache.store(str(path), status.st_ino, after, counts, rows)
-        return after < status.st_size
+        self._cache.store(str(path), status.st_ino, counts, new)
+        return new.after < status.st_size
 
     def counts(self, ident: str) -> StepCounts:
         """What was counted so far. A log counts nothing."""
         path = self._journal(ident)
-        return self._cache.state(str(path))[2] if path is not None else StepCounts()
+        if path is None:
+            return StepCounts()
+        _, offset, counts = self._cache.state(str(path))
+        if counts.starts_again:  # all of it is read once more: which steps count is only known at the end
+            if self._recounted.get(ident, (-1, counts))[0] != offset:
+                whole = StepCounts(best=counts.best)
+                whole.add(open_run(path, columns=("step",)).tally())
+                self._recounted[ident] = offset, whole
+            return self._recounted[ident][1]
+        return counts
 
     def curves(self, ident: str, first: int, last: int, *, points: int = 600) -> dict[str, Any]:
         """Curves in at most about `points` columns; `read` is the share of the journal that they are made from."""

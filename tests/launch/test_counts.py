@@ -1,0 +1,414 @@
+"""Whole scripts that count their own optimizer steps: every reader of a run gives the same numbers as the script.
+
+Each script writes what it counted itself to `own.json`. It is compared with the summary of `nantrap run --json`, with
+`check --json`, `report --json`, `watch --once --json`, the counts of `serve` and its `/metrics`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nantrap.cli import main
+from nantrap.report.serving.content import metrics
+from nantrap.report.serving.index import Index
+
+_BEGIN = """
+import json, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+own = {"steps": 0, "skips": 0}
+inputs, targets = torch.randn(64, 6), torch.randn(64, 1)
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+def batches(*bad, size=4, value=float("nan")):
+    data = inputs.clone()
+    data[list(bad), 2] = value
+    return DataLoader(TensorDataset(data, targets), batch_size=size)
+
+def write():
+    Path(__file__).with_name("own.json").write_text(json.dumps(own))
+"""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What each reader says of one run."""
+
+    code: int
+    own: dict[str, Any]
+    summary: dict[str, Any]
+    check: dict[str, Any]
+    said: str
+    run_dir: Path
+
+    @property
+    def verdict(self) -> str:
+        return str(self.check["verdict"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(
+    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str, ended: str = "write()"
+) -> Counted:
+    """Run a script and compare what its readers say with each other; the test compares it with the script's own."""
+    script, folder = tmp_path / "train.py", tmp_path / "runs" / "one"
+    script.write_text(_BEGIN + textwrap.dedent(body) + f"\n{ended}\n")
+    capsys.readouterr()
+    code = main(["run", "--json", "--run-dir", str(folder), *options, str(script)])
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out.strip().splitlines()[-1])
+    main(["check", "--json", str(folder)])
+    check = json.loads(capsys.readouterr().out)
+    applied = next(each for each in check["findings"] if each["check"] == "applied")["evidence"]
+    incidents = next(each for each in check["findings"] if each["check"] == "incidents")["evidence"]
+    main(["report", "--json", str(folder)])
+    report = json.loads(capsys.readouterr().out)
+    main(["watch", "--once", "--json", str(folder)])
+    watch = json.loads(capsys.readouterr().out)
+    served, gauges = _served(tmp_path / "runs")
+    expected = {name: summary[name] for name in ("steps", "applied", "skipped", "rollbacks", "scaler_probes")}
+    assert {name: applied[name] for name in expected} == expected
+    assert {name: watch[name] for name in expected} == expected
+    assert (report["attempted"], report["applied"]) == (summary["steps"], summary["applied"])
+    assert {"steps": served["attempted"], **{name: served[name] for name in [*expected][1:]}} == expected
+    assert {name: gauges[name] for name in expected} == expected
+    found = summary["incidents"]
+    assert (incidents["incidents"], watch["incidents"], served["incidents"], gauges["incidents"]) == (found,) * 4
+    assert incidents.get("causes", {}) == served["causes"] == summary["causes"]
+    assert incidents.get("guesses", {}) == served["guesses"] == summary["guesses"]
+    assert applied["given_up"] == served["given_up"] == summary["given_up"]
+    assert applied["dropped_micro_batches"] == served["dropped_micro_batches"] == summary["dropped_micro_batches"]
+    assert summary["applied"] + summary["skipped"] + summary["scaler_probes"] == summary["steps"]
+    own = json.loads((tmp_path / "own.json").read_text())
+    return Counted(code, own, summary, check, captured.err, folder)
+
+
+def _served(root: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """The counts of the server, and its metrics by name."""
+    index = Index(root)
+    try:
+        index.discover()
+        while index.scan():
+            pass
+        (shown,) = index.summaries()
+        counts = index.counts(shown.ident)
+        text = metrics([(shown, counts)])
+    finally:
+        index.close()
+    gauges = {name: float(value) for name, value in re.findall(r'^nantrap_(\w+)\{run="[^"]*"\} (\S+)$', text, re.M)}
+    names = [each.name for each in fields(counts)]
+    return {**{name: getattr(counts, name) for name in names}, "skipped": counts.skipped}, gauges
+
+
+def test_a_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        for epoch in range(3):
+            for x, y in batches():
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert found.summary["steps"] == found.summary["applied"] == found.own["steps"] == 48
+    assert found.summary["incidents"] == 0
+
+
+def test_the_guard_skips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        for epoch in range(2):
+            for x, y in batches(9, 41):
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert (found.summary["steps"], found.summary["skipped"], found.summary["given_up"]) == (found.own["steps"], 4, 0)
+    assert found.summary["incidents"] == 4
+
+
+def test_a_script_that_skips_its_batches_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        for epoch in range(2):
+            for x, y in batches(9, 41):
+                optimizer.zero_grad()
+                loss = (model(x) - y).square().mean()
+                if torch.isnan(loss):
+                    own["skips"] += 1
+                    continue
+                loss.backward()
+                optimizer.step()
+                own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert (found.summary["applied"], found.summary["given_up"]) == (found.own["steps"], found.own["skips"])
+    assert found.summary["incidents"] == found.own["skips"] == 4
+
+
+_ACCUMULATING = """
+for epoch in range(3):
+    for i, (x, y) in enumerate(batches({bad})):
+        loss = (model(x) - y).square().mean() / 4
+        if torch.isnan(loss):
+            own["skips"] += 1
+            {then}
+        else:
+            loss.backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            own["steps"] += 1
+"""
+
+
+@pytest.mark.parametrize("then", ["continue", "pass"])
+@pytest.mark.parametrize("bad", ["17, 21, 37, 49", "30, 41, 62"], ids=["first", "other"])
+def test_a_script_that_accumulates_and_leaves_micro_batches_out(
+    then: str, bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A micro-batch that is left out is no step, also if it would have been the first or the last of its step."""
+    found = run(_ACCUMULATING.format(bad=bad, then=then), tmp_path, capsys)
+    assert found.summary["steps"] == found.summary["applied"] == found.own["steps"]
+    assert found.summary["dropped_micro_batches"] == found.summary["incidents"] == found.own["skips"]
+    assert found.verdict != "sick"
+
+
+def test_a_step_of_which_every_micro_batch_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(_ACCUMULATING.format(bad="16, 21, 25, 30", then="pass"), tmp_path, capsys)
+    assert (found.summary["steps"], found.summary["applied"]) == (found.own["steps"], found.own["steps"] - 3)
+    assert (found.summary["given_up"], found.summary["incidents"]) == (3, found.own["skips"])
+    assert not found.summary["stopped"]
+    assert "micro-batch 4 left out by the script" in found.said
+    assert "micro-batch 4 left out by the script, the others stay" not in found.said
+
+
+def test_two_losses_of_one_batch_are_no_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Next door: a step is made of two backward passes of the same batch, so a batch that is left out is a step."""
+    found = run(
+        """
+        for x, y in batches(17, 41):
+            optimizer.zero_grad()
+            first = (model(x) - y).square().mean()
+            if torch.isnan(first):
+                own["skips"] += 1
+                continue
+            first.backward()
+            (model(x) - y).abs().mean().backward()
+            optimizer.step()
+            own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert (found.summary["applied"], found.summary["given_up"]) == (found.own["steps"], found.own["skips"]) == (14, 2)
+
+
+def test_the_guard_leaves_micro_batches_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        for epoch in range(3):
+            for i, (x, y) in enumerate(batches(21, 25, 57)):
+                ((model(x) - y).square().mean() / 4).backward()
+                if (i + 1) % 4 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert found.summary["steps"] == found.own["steps"]
+    assert found.summary["incidents"] >= found.summary["skipped"]
+
+
+def test_a_validation_on_the_same_data_is_no_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        data = batches(41)
+        for epoch in range(3):
+            model.train()
+            for x, y in data:
+                optimizer.zero_grad()
+                loss = (model(x * 0.5 + 1) - y).square().mean()
+                if torch.isnan(loss):
+                    own["skips"] += 1
+                    continue
+                loss.backward()
+                optimizer.step()
+                own["steps"] += 1
+            model.eval()
+            with torch.no_grad():
+                for x, y in data:
+                    model(x)
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert (found.summary["applied"], found.summary["given_up"]) == (found.own["steps"], found.own["skips"])
+    lines = [json.loads(line) for line in (found.run_dir / "journal-r0.jsonl").read_text().splitlines()]
+    places = [(line["epoch"], line["batch"]) for line in lines if line.get("action") == "skip"]
+    assert places == [(0, 10), (1, 10), (2, 10)]  # the batch that was left out, not the one after it
+    assert {line["epoch"] for line in lines if "action" in line} == {0, 1, 2}
+
+
+def test_a_scaler_that_searches_its_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(
+        """
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=1000)
+        own["left_out"] = 0
+        for epoch in range(2):
+            for x, y in batches(41):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    out = model(x)
+                scaler.scale((out.float() - y).square().mean()).backward()
+                before = model[0].weight.clone()
+                scaler.step(optimizer)
+                scaler.update()
+                own["steps"] += 1
+                own["left_out"] += torch.equal(before, model[0].weight)
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert found.summary["steps"] == found.own["steps"] == 32
+    assert found.summary["skipped"] == found.summary["incidents"] == 2
+    assert found.summary["scaler_probes"] == found.own["left_out"] - 2 > 0
+    assert found.verdict != "sick"
+
+
+def test_a_run_that_ends_with_an_exception(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    for x, y in batches():
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        own["steps"] += 1
+        if own["steps"] == 5:
+            write()
+            raise ValueError("its own")
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.summary["steps"], found.summary["applied"]) == (1, 5, 5)
+    assert found.verdict == "sick"
+    assert found.check["state"] == "ended by ValueError"
+
+
+def test_an_interrupt_in_a_healthy_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    import os, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for x, y in batches():
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        own["steps"] += 1
+        if own["steps"] == 5:
+            write()
+            os.kill(os.getpid(), signal.SIGINT)
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.summary["steps"], found.summary["incidents"]) == (130, 5, 0)
+    assert found.verdict == "doubtful"
+    assert "being diagnosed" not in found.said
+
+
+def test_an_interrupt_during_a_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    import os, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen = []
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 1)
+
+        def forward(self, x):
+            if (x == 0).any():
+                seen.append(1)
+                if len(seen) > 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+            return self.layer(x.abs().log() * x)
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for x, y in batches(9, value=0.0):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        write()
+        optimizer.step()
+        own["steps"] += 1
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.summary["steps"], found.summary["incidents"]) == (130, found.own["steps"], 1)
+    assert found.summary["causes"] == {"undiagnosed": 1}
+    assert "step 2: the run ended while this failure was being diagnosed" in found.said
+    assert found.verdict == "doubtful"
+
+
+def test_a_guard_that_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    for x, y in batches(*range(20, 64)):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        own["steps"] += 1
+        write()
+        optimizer.step()
+    """
+    found = run(body, tmp_path, capsys, "--max-skips", "2")
+    assert found.code == 3
+    assert found.summary["steps"] == found.own["steps"]
+    assert found.summary["applied"] == 5
+
+
+def test_a_guess_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the first few alike are diagnosed; of the others the cause is what the first ones had."""
+    found = run(
+        """
+        for epoch in range(4):
+            for x, y in batches(9, 41):
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                own["steps"] += 1
+        """,
+        tmp_path,
+        capsys,
+    )
+    assert found.summary["causes"] == {"bad_input_data": 8}
+    guessed = found.summary["guesses"]["bad_input_data"]
+    assert 0 < guessed < 8
+    assert f"  8 × bad_input_data ({guessed} of them a guess)\n" in found.said
