@@ -186,7 +186,7 @@ def _drive_one(
         with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
             loss = attempt.forward(change(batch)) / len(attempt.batches)
         with contextlib.nullcontext() if measuring is None else measuring.backward_pass():
-            loss.backward()
+            case.failure.backward(loss)
     if average is not None:
         average()
     parameters = list(case.failure.parameters.values())

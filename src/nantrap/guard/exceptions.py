@@ -73,4 +73,5 @@ def _diagnosed(session: Session, error: Exception, micro: Micro) -> Diagnosed | 
         return None
     if session.ranks.together and not session.alone.possible:
         return None  # sharded weights, synchronised statistics: a replay needs ranks that take no part in it
-    return diagnose_exception(session, micro, error)
+    with session.protected.ledger.uncounted():
+        return diagnose_exception(session, micro, error)

@@ -30,6 +30,7 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.session import Session
 from nantrap.guard.state.certify import LARGEST_NORM, certify
 from nantrap.guard.state.rates import current_rates
+from nantrap.guard.torch_private import restore_parts
 from nantrap.guard.window import NOTHING, Reading, Window
 from nantrap.incident import Action, Finding
 
@@ -173,9 +174,9 @@ class LateSteps:
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         before = [tensor.detach().clone() for tensor in tensors]
         self._average()
-        with torch.no_grad():
-            for tensor, kept in zip(tensors, before, strict=True):
-                tensor.copy_(torch.where(bad.to(tensor.device) > 0, kept, tensor))
+        restore_parts(
+            tensors, [torch.where(bad.to(t.device) > 0, kept, t) for t, kept in zip(tensors, before, strict=True)]
+        )
 
     def _diagnosed(self, pending: _Pending, reading: Reading, verdict: Verdict) -> Diagnosed:
         """The incident of a step that is read when the next one has begun: what was seen, and no place."""

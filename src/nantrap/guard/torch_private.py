@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,11 +40,18 @@ _SETS_SEVERAL = "Sequence" in (torch._C._autograd._unsafe_set_version_counter.__
 """torch 2.6 takes one tensor and its count, 2.9 and later lists of both."""
 
 
-def set_version(tensor: Tensor, count: int) -> None:
-    """Count as many writes as before: what was written since was put back, bit for bit."""
+def counts_of(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+    """How often each of these tensors was written, for `set_counts`; an inference tensor does not count."""
+    return [(tensor, int(tensor._version)) for tensor in tensors if not tensor.is_inference()]
+
+
+def set_counts(counts: Sequence[tuple[Tensor, int]]) -> None:
+    """Count as many writes as before, so that a graph which the program still holds can be run backward."""
     if _SETS_SEVERAL:
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (count,))
-    else:
+        tensors, versions = zip(*counts, strict=True) if counts else ((), ())
+        torch._C._autograd._unsafe_set_version_counter(tensors, versions)
+        return
+    for tensor, count in counts:
         torch._C._autograd._unsafe_set_version_counter(tensor, count)  # type: ignore[arg-type]
 
 
@@ -93,6 +100,15 @@ def copy_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     if not _PLAIN.issuperset(map(type, targets)):
         targets, sources = local_parts(targets), local_parts(sources)
     torch._foreach_copy_(targets, sources)
+
+
+@torch.no_grad()
+def restore_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """The same, without counting it as a write: older values do not invalidate a graph that the program holds."""
+    targets = local_parts(targets)
+    counts = counts_of(targets)
+    copy_parts(targets, sources)
+    set_counts(counts)
 
 
 @torch.no_grad()

@@ -252,7 +252,7 @@ class EventDetector:
             return
         bad = [name for name, _ in ledger.names_of_bad()]
         if bad and self._session.policy.on_incident != "observe":
-            ledger.restore_buffers(uncounted=True)
+            ledger.restore_buffers()
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             self._session.recorder.say(
                 f"step {self._session.progress.step:,}: a forward pass that was not trained on left non-finite values "

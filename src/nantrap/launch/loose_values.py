@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import finite
-from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
 from nantrap.guard.session import Session, Setup
 from nantrap.guard.window import Micro, Window
@@ -27,6 +26,7 @@ from nantrap.launch.roots import names_in_script
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Activity, Shared
+from nantrap.locate.nodes import leaves_below
 from nantrap.locate.twoline.autopsy import examine
 from nantrap.record import StepRecord
 

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
-from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.session import Session, Setup
@@ -39,6 +38,7 @@ from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 from nantrap.locate import unwrap
 from nantrap.locate.failure import active_replays
+from nantrap.locate.nodes import leaves_below, leaves_of, nodes_below
 from nantrap.report import write_line
 
 

@@ -26,7 +26,7 @@ from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
-from nantrap.guard.graphs import EXPLAINED_AFTER, leaves_of, nodes_below
+from nantrap.guard.graphs import EXPLAINED_AFTER
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.messages import no_gradient_lines
 from nantrap.guard.outcome import Outcome
@@ -44,6 +44,7 @@ from nantrap.launch.position import Position
 from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import ModuleGroup
 from nantrap.launch.shared import Shared
+from nantrap.locate.nodes import leaves_of, nodes_below
 from nantrap.locate.replay.root_call import note_loss_part
 from nantrap.locate.twoline.autopsy import examine
 from nantrap.locate.twoline.caller import seen_from

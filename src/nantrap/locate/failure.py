@@ -16,14 +16,16 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.incident import Phase
+from nantrap.locate.nodes import leaves_below
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.record import History
@@ -192,6 +194,25 @@ class Failure:
         wanted = set(self.bad_buffers)
         yield from ((f"buffer {name}", b) for name, b in self.root.named_buffers() if name in wanted)
         yield from ((f"parameter {name}", p) for name, p in self.root.named_parameters() if name in wanted)
+
+    def backward(self, roots: Tensor | Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> None:
+        """The backward pass of a replay. The program may hold a part of the graph (what another network computed): that
+        part is not freed, and the gradients of other parameters stay as they are.
+
+        Args:
+            roots: where it begins.
+            gradients: those of the roots; 1 for a scalar if not given.
+        """
+        roots = [roots] if isinstance(roots, Tensor) else roots
+        own = set(map(id, self.parameters.values()))
+        others = [(leaf, leaf.grad) for leaf in leaves_below(*roots) if id(leaf) not in own]
+        for leaf, _ in others:
+            leaf.grad = None  # what is there would be added to in place
+        try:
+            torch.autograd.backward(roots, gradients, retain_graph=True)
+        finally:
+            for leaf, gradient in others:
+                leaf.grad = gradient
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,29 @@ class Edge(NamedTuple):
 def edges(node: Any) -> list[Edge]:
     """The inputs of a node, in the order of the operation's tensor arguments."""
     return [Edge(*pair) for pair in node.next_functions]
+
+
+def nodes_below(*losses: Tensor) -> dict[Any, None]:
+    """The nodes of the graph that a backward pass from here would visit, in the order of the graph."""
+    waiting = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    seen = dict.fromkeys(waiting)
+    while waiting:
+        for below, _ in waiting.pop().next_functions:
+            if below is not None and below not in seen:
+                seen[below] = None
+                waiting.append(below)
+    return seen
+
+
+def leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
+    """The leaves among the nodes of a graph."""
+    found = (getattr(node, "variable", None) for node in nodes)
+    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
+
+
+def leaves_below(*losses: Tensor) -> list[Tensor]:
+    """The leaves in whose gradients a backward pass from here would end."""
+    return leaves_of(nodes_below(*losses))
 
 
 @functools.lru_cache(maxsize=1024)

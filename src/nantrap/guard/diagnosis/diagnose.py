@@ -71,11 +71,12 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
     if observation.spike and observation.phase == "data":
         seen = seen.with_incident(with_unusual_batch(seen.incident))
     here = session.ranks.rank in observation.verdict.bad_ranks
-    found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
-    if observation.agreed and session.ranks.talking:
-        diagnosed = settle_with_ranks(session, observation, found)
-    else:
-        diagnosed = settle_alone(session, observation, found, here=here)
+    with session.protected.ledger.uncounted():
+        found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
+        if observation.agreed and session.ranks.talking:
+            diagnosed = settle_with_ranks(session, observation, found)
+        else:
+            diagnosed = settle_alone(session, observation, found, here=here)
     session.recorder.end_diagnosis()
     return diagnosed
 
@@ -305,7 +306,7 @@ def finite_at_scale_one(session: Session, micro: Micro) -> bool:
         return True
     try:
         with failure.rewound():
-            failure.forward(failure.batch).backward()
+            failure.backward(failure.forward(failure.batch))
             return not finite.any_nonfinite([p.grad for p in failure.parameters.values()])
     except Exception:  # a function that cannot be run again proves nothing
         return True

@@ -62,7 +62,7 @@ from nantrap.guard.state.rows import (
     rows_without_gradient,
     written_uncounted,
 )
-from nantrap.guard.torch_private import copy_all, set_version, version, version_of
+from nantrap.guard.torch_private import copy_all, counts_of, restore_parts, set_counts, version, version_of
 from nantrap.incident import Finding, Phase
 from nantrap.locate import finding
 
@@ -213,16 +213,15 @@ class Ledger:
         self.restore_buffers(keep_mark=True)
         return self.restore_parameters()
 
-    def restore_buffers(self, *, uncounted: bool = False, keep_mark: bool = False) -> None:
+    def restore_buffers(self, *, keep_mark: bool = False) -> None:
         """Put every buffer back as it was at the last `capture`, object and contents.
 
         Args:
-            uncounted: do not count it as a write: a graph that holds a buffer may still be run backward.
             keep_mark: `restore_mark` may still be asked for, by a replay of the micro-batch that failed.
         """
         if not keep_mark:
             self._mark = None
-        self._plan = None  # versions change here
+        self._plan = None
         self._follow_forward_writes()
         for row in written_uncounted(self._buffers):
             # the copy may be of an earlier step: better than NaN, and said to be older
@@ -231,7 +230,7 @@ class Ledger:
             if row.uncounted and row.name not in self._lost:
                 self._lost.append(row.name)
         rows = self._written()
-        put_back([(row, row.tensor, row.copy) for row in rows], uncounted=uncounted)
+        put_back([(row, row.tensor, row.copy) for row in rows])
         for row in rows:
             row.version = version(row.tensor)
 
@@ -241,6 +240,8 @@ class Ledger:
         self.restore_buffers()
         if mark is not None:
             put_back(mark)
+            for row, *_ in mark:
+                row.version = -1
             self._mark = mark
 
     def restore_parameters(self) -> bool:
@@ -275,14 +276,14 @@ class Ledger:
         """How a replay gets the parameters as before the step, and leaves them so.
 
         They are copied when the first replay begins, as far as the budget of memory allows: a forward pass may write
-        them through `tensor.data`, of which nothing tells. Putting them back is not counted either.
+        them through `tensor.data`, of which nothing tells.
         """
         kept: list[Kept] = []
 
         def restore() -> None:
             self.restore_parameters()
             if kept:
-                put_back(kept, uncounted=True)
+                put_back(kept)
             elif self._fits():
                 kept.extend(contents_of(row for row in self._trained if row.tensor is None or is_plain(row.tensor)))
 
@@ -290,23 +291,38 @@ class Ledger:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Whatever runs inside, the rows end as they are now, and both saved states stay as they were.
-
-        Counts of writes of buffers end as they are now, too: a graph that holds a buffer may still be run backward.
-        """
-        mark, saved = self._mark, [(row, row.current(), row.version) for row in self._buffers]
-        counts = [version(tensor) for _, tensor, _ in saved]
+        """Whatever runs inside, the rows end as they are now, and both saved states stay as they were."""
+        mark, saved = self._mark, [(row, row.version) for row in self._buffers]
         now = contents_of([*self._written(), *(row for row in self._copied if row.is_written())])
         try:
-            yield
+            with self.uncounted():
+                yield
         finally:
             self._plan = None
             put_back(now)
-            for (row, tensor, before), count in zip(saved, counts, strict=True):
-                if tensor is not None and version(tensor) != count:
-                    set_version(tensor, count)
+            for row, before in saved:
                 row.version = before
             self._mark = mark
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What runs inside, a replay of the step or its trials, does not count as a write to any row.
+
+        The program may hold a graph over several steps (that of a generator, of one rollout for several updates): it
+        can still be run backward if the versions are those which it has noted.
+        """
+        counts = counts_of(tensor for row in self.rows if (tensor := row.current()) is not None)
+        try:
+            yield
+        finally:
+            before = {id(tensor): count for tensor, count in counts}
+            for row in self.rows:
+                count, now = before.get(id(row.tensor)), version(row.tensor)
+                if count is not None and count != now:
+                    row.version = count if row.version == now else row.version
+                    row.good_version = count if row.good_version == now else row.good_version
+            set_counts(counts)
+            self._sort()
 
     def keep_where(self, bad: Tensor) -> None:
         """Without reading `bad` (1.0 or 0.0 on the device): restore where it is 1, capture where it is 0."""
@@ -314,8 +330,7 @@ class Ledger:
             copy, now = row.copy, row.current()
             if row.tensor is None or copy is None or now is None or now.shape != copy.shape:
                 continue
-            with torch.no_grad():
-                now.copy_(torch.where(bad.to(now.device) > 0, copy, now))
+            restore_parts([now], [torch.where(bad.to(now.device) > 0, copy, now)])
         self._plan = None
         copy_rows(self._written())
 
@@ -428,6 +443,15 @@ class Ledger:
     def exempt_places(self) -> frozenset[tuple[int, str]]:
         """The places (table, key) of those buffers."""
         return frozenset(row.place for row in self._buffers if row.exempt)
+
+    def recapture(self) -> None:
+        """The whole state was replaced by an older one, which counts as no write: every copy is made again."""
+        copy_rows([row for row in self.rows if row.copy is not None])
+        for row in self.rows:
+            if row.good is not None and row.tensor is not None:
+                row.good, row.good_version = row.tensor.detach().clone(), version(row.tensor)
+        self._sort()
+        self.capture()
 
     # ---- who writes what
 

@@ -274,12 +274,14 @@ class Recovery:
         anchor = self._common_anchor()
         if anchor is not None:
             anchor.rollbacks += 1
-            anchors.restore(anchor)
+            with self._protected.ledger.uncounted():
+                anchors.restore(anchor)
             if self._policy.rollback.rng == "restore" and anchor.rng is not None:
                 anchor.rng.restore(beside=False)
             step, since, source = anchor.step, anchor.factor, ""
         else:
-            restored = self._restore_checkpoint()
+            with self._protected.ledger.uncounted():
+                restored = self._restore_checkpoint()
             if restored is None:
                 return False, "; no older state could be restored"
             loaded, since = restored
@@ -288,7 +290,7 @@ class Recovery:
         self._lowest_factor = factor
         self._older_than = self._restored_step = step
         anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
-        self._protected.ledger.capture()
+        self._protected.ledger.recapture()
         self._tally.rollbacks += 1
         if len(set(self._ranks.checksums(self._protected.members.parameters, step))) > 1:
             return False, f"; the ranks hold different weights after the rollback to step {step:,}{source}"

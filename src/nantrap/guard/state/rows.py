@@ -27,7 +27,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nantrap import finite
-from nantrap.guard.torch_private import NormalisationLayer, buffers_of, copy_parts, parameters_of, version, version_of
+from nantrap.guard.torch_private import (
+    NormalisationLayer,
+    buffers_of,
+    copy_parts,
+    parameters_of,
+    restore_parts,
+    version,
+    version_of,
+)
 
 _SMALL = 4096
 """Up to this many values a buffer is copied in each step, without a check whether it was written."""
@@ -236,12 +244,10 @@ def contents_of(rows: Iterable[LedgerRow]) -> list[Kept]:
     return [(row, t, None if t is None else t.detach().clone()) for row in rows for t in (row.current(),)]
 
 
-def put_back(entries: Iterable[Kept], *, uncounted: bool = False) -> None:
+def put_back(entries: Iterable[Kept]) -> None:
     """Put tensors back into their places, and their contents in one call.
 
-    Args:
-        entries: what is put back.
-        uncounted: do not count it as a write: a graph that holds a tensor may still be run backward.
+    It does not count as a write: a graph that holds a tensor may still be run backward.
     """
     targets: list[Tensor] = []
     sources: list[Tensor] = []
@@ -249,11 +255,10 @@ def put_back(entries: Iterable[Kept], *, uncounted: bool = False) -> None:
         if row.holder is not None:
             row.holder[row.key] = tensor
         if tensor is not None and copy is not None:
-            targets.append(tensor.data if uncounted else tensor)
+            targets.append(tensor)
             sources.append(copy)
     if targets:
-        with torch.no_grad():
-            copy_parts(targets, sources)
+        restore_parts(targets, sources)
 
 
 # ---- compared

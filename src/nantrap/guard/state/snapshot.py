@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.finite import size_in_bytes
-from nantrap.guard.torch_private import copy_parts
+from nantrap.guard.torch_private import copy_parts, restore_parts
 from nantrap.locate import layers_of, state_tensors
 
 
@@ -91,10 +91,9 @@ class UpdateSnapshot:
             copy_parts(self._copies, tensors)
 
     def restore(self) -> None:
-        """Put everything back as it was at `take`. May be called again."""
-        with torch.no_grad():
-            if self._originals:
-                copy_parts(self._originals, self._copies)
+        """Put everything back as it was at `take`, without counting it as a write. May be called again."""
+        if self._originals:
+            restore_parts(self._originals, self._copies)
         for layer in self._layers:
             layer.restore()
 

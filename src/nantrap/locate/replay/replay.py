@@ -64,7 +64,7 @@ def replay_step(
                 loss = failed.forward(failed.batch)
                 scaled = loss if failed.loss_factor == 1.0 else loss * failed.loss_factor
                 if loss.requires_grad:
-                    scaled.backward()
+                    failed.backward(scaled)
             except Exception as exception:
                 error = exception
         sinks = left_sinks(failed, trace, loss)
@@ -117,7 +117,7 @@ def replay_calls(failed: Failure, *, wanted: frozenset[int] = frozenset()) -> Re
                         output = called_again(call, failed)(*call.args, **call.kwargs)
                     outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
                 if math.isfinite(failed.loss_value):
-                    backward_from(outputs)
+                    backward_from(failed, outputs)
             except Exception as exception:
                 error = exception
         sinks = [
@@ -281,7 +281,7 @@ def _same_number(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-def backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
+def backward_from(failed: Failure, outputs: list[tuple[RootCall, str, Tensor]]) -> None:
     """Backward from the gradients the outputs got in the failed step; from ones where those are unknown or bad."""
     roots: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -295,7 +295,7 @@ def backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
         roots.append(tensor)
         gradients.append(given.to(tensor.dtype) if usable and given is not None else torch.ones_like(tensor))
     if roots:
-        torch.autograd.backward(roots, gradients)
+        failed.backward(roots, gradients)
 
 
 def forward_and_backward(failed: Failure, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Part:
@@ -318,7 +318,7 @@ def forward_and_backward(failed: Failure, batch: Any, *, seed: float | None = No
     if not math.isfinite(value) and (stop_early or not loss.requires_grad):
         return Part(False, value)
     factor = failed.loss_factor if seed is None else seed
-    loss.backward(torch.full_like(loss, factor))
+    failed.backward(loss, [torch.full_like(loss, factor)])
     gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
     bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
     finite = math.isfinite(value) and not bad and _left_finite(failed, list(gradients.values()), bad_before)

@@ -138,7 +138,7 @@ def fails(failed: Failure, samples: Sequence[int], size: int) -> bool:
             return True
         if not loss.requires_grad:
             return False
-        (loss * failed.loss_factor).backward()
+        failed.backward(loss * failed.loss_factor)
         if any_nonfinite([p.grad for p in failed.parameters.values()]):
             return True
         return any_nonfinite([tensor for _, tensor in failed.bad_state()])

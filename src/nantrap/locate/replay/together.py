@@ -160,10 +160,10 @@ def replay_together(failed: Failure, same: Callable[[int], bool]) -> tuple[Repla
             try:
                 if failed.forward is not None:
                     loss = failed.forward(failed.batch)
-                    (loss if failed.loss_factor == 1.0 else loss * failed.loss_factor).backward()
+                    failed.backward(loss if failed.loss_factor == 1.0 else loss * failed.loss_factor)
                 else:
                     outputs = _called_again(failed)
-                    backward_from(outputs)
+                    backward_from(failed, outputs)
             except Exception as exception:
                 error = exception
         if error is not None:
