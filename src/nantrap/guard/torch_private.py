@@ -107,7 +107,7 @@ def restore_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     """The same, without counting it as a write: older values do not invalidate a graph that the program holds."""
     targets = local_parts(targets)
     counts = counts_of(targets)
-    copy_parts(targets, sources)
+    copy_parts(targets, local_parts(sources))
     set_counts(counts)
 
 
