@@ -12,7 +12,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from operator import itemgetter
+from itertools import chain
+from operator import is_, itemgetter
 from types import FrameType
 from typing import Any
 
@@ -189,7 +190,9 @@ class Collector:
         if window is None:
             owns = self._driver.owns_gradients
             protected = self.session.protected
-            if list(map(len, map(_parameters_of, protected.optimizer.param_groups))) != protected.members.sizes:
+            owned = list(chain.from_iterable(map(_parameters_of, protected.optimizer.param_groups)))
+            known = protected.members.owned
+            if len(owned) != len(known) or not all(map(is_, owned, known)):
                 protected.refresh()
             if owns:
                 for parameter in protected.members.parameters:

@@ -62,7 +62,16 @@ from nantrap.guard.state.rows import (
     rows_without_gradient,
     written_uncounted,
 )
-from nantrap.guard.torch_private import copy_all, counts_of, restore_parts, set_counts, version, version_of
+from nantrap.guard.torch_private import (
+    buffers_of,
+    copy_all,
+    counts_of,
+    parameters_of,
+    restore_parts,
+    set_counts,
+    version,
+    version_of,
+)
 from nantrap.incident import Finding, Phase
 from nantrap.locate import finding
 
@@ -99,7 +108,6 @@ class Ledger:
         self.writes_uncounted = False
         """Whether the forward pass writes a parameter in a way that versions do not tell."""
         self._limit_bytes = limit_bytes
-        self._suspects = frozenset(map(id, suspects))  # the model holds them
         self._learning = self._copies_parameters = True
         self._copied: list[LedgerRow] = []
         self._unexplained = 0
@@ -109,19 +117,50 @@ class Ledger:
         self._mark: list[Kept] | None = None
         self._lost: list[str] = []
         self._plan: CopyPlan | None = None
+        self.refresh(root, also, parameters, suspects)
+
+    def refresh(
+        self,
+        root: nn.Module,
+        also: Sequence[tuple[str, nn.Module]],
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        suspects: Iterable[nn.Parameter],
+    ) -> None:
+        """Add a row for what has none yet, and drop those of layers that are no longer there.
+
+        Args:
+            root: the model.
+            also: further modules by name.
+            parameters: the guarded parameters by name.
+            suspects: parameters that the model's code may write without counting.
+        """
+        unexplained = None if self.writes_at_begin is None else self._not_explained()
+        modules = [module for each in (root, *(module for _, module in also)) for module in each.modules()]
+        held = {id(table) for module in modules for table in (buffers_of(module), parameters_of(module))}
+        guarded = {id(parameter): (name, parameter) for name, parameter in parameters}
+        self.rows = [
+            row
+            for row in self.rows
+            if (
+                row.writer is Writer.SCRIPT or id(row.tensor) in guarded
+                if row.holder is None
+                else id(row.holder) in held
+            )
+        ]
         for prefix, module in [("", root), *also]:
             self.rows += buffer_rows(prefix, module, self._places())
-        self.rows += rows_without_gradient(root)
-        self.follow(parameters)
-
-    def follow(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Add the parameters that have no row yet."""
         known = {id(row.tensor) for row in self.rows}
-        others = [(name, parameter) for name, parameter in parameters if id(parameter) not in known]
-        self.rows += [LedgerRow(name, Writer.UPDATE, parameter) for name, parameter in others]
+        self.rows += [row for row in rows_without_gradient(root) if id(row.tensor) not in known]
+        known |= {id(row.tensor) for row in self.rows}
+        self.rows += [LedgerRow(n, Writer.UPDATE, p) for each, (n, p) in guarded.items() if each not in known]
+        written_by_code = set(map(id, suspects))
         for row in self.rows:
-            row.suspect = row.suspect or id(row.tensor) in self._suspects
+            row.suspect = row.suspect or id(row.tensor) in written_by_code
+        self._copied = [row for row in self._copied if row in self.rows]
         self._sort()
+        if unexplained is not None:
+            self.writes_at_begin = 0
+            self.writes_at_begin = self._not_explained() - unexplained  # what is new was not written in this step
 
     def add(self, prefix: str, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> bool:
         """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet.

@@ -29,7 +29,7 @@ class Members:
 
     Parameters outside the model follow after the model's: those of further modules (a learnable loss), then those that
     only the optimizer knows, named after their group. State held: references and names only; `refresh` follows an
-    optimizer that grows.
+    optimizer that gets other parameters.
 
     Args:
         model: the model.
@@ -60,8 +60,8 @@ class Members:
         self.parameters: list[nn.Parameter] = []
         self._known: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
-        self.sizes: list[int] = []
-        """How many parameters each group of the optimizer had when it was last read."""
+        self.owned: list[Tensor] = []
+        """What the optimizer owned when it was last read, group by group."""
         self.refresh()
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in owned for p in self.root.parameters()):
@@ -71,11 +71,11 @@ class Members:
             )
 
     def refresh(self) -> None:
-        """Look again at what the optimizer owns: it may have more parameters now (layers that are unfrozen later)."""
+        """Look again at what the optimizer owns: layers may have been unfrozen or replaced since."""
         groups = self._optimizer.param_groups
-        self.sizes = [len(group["params"]) for group in groups]
+        self.owned = [parameter for group in groups for parameter in group["params"]]
         named = dict(self.root.named_parameters())
-        owned = {id(parameter) for group in groups for parameter in group["params"]}
+        owned = set(map(id, self.owned))
         for prefix, module in self.also:  # what the optimizer does not move cannot be harmed by the step
             named |= {f"{prefix}.{name}": p for name, p in module.named_parameters() if id(p) in owned}
         for name, parameter in named.items():

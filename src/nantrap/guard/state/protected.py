@@ -128,9 +128,12 @@ class Protected:
         return state
 
     def refresh(self) -> None:
-        """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
+        """Follow an optimizer that got more or other parameters since; what is new is not trusted yet."""
         self.members.refresh()
-        self.ledger.follow(self.members.named())
+        suspects = reached_through_data(self.modules)
+        self.ledger.refresh(self.root, self.members.also, self.members.named(), suspects)
+        self.has_buffers = bool(self.ledger)
+        self.program = Program(self.modules)
         self._trusted_writes = -1
 
     # ---- the update

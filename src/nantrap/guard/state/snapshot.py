@@ -7,6 +7,7 @@ What is restored keeps its identity: the same tensor objects, with their old con
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +99,11 @@ class UpdateSnapshot:
             layer.restore()
 
     def fits(self) -> bool:
-        """Whether the optimizer still has the parameter groups it had at `take`."""
-        return all(len(layer.optimizer.param_groups) == len(layer.groups) for layer in self._layers)
+        """Whether the optimizer still has the parameters and the groups it had at `take`."""
+        count = len(self._parameters)
+        return _same(self._parameters, self._originals[:count]) and all(
+            len(layer.optimizer.param_groups) == len(layer.groups) for layer in self._layers
+        )
 
     def was_finite(self, tensor: Tensor) -> bool:
         """Whether `tensor` (by identity) was finite at `take`; a tensor that was made since counts as finite."""
@@ -129,7 +133,7 @@ def state_bytes(parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> i
     return sum(map(size_in_bytes, [*parameters, *state_tensors(optimizer)]))
 
 
-def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))
 
 
