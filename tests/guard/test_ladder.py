@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -190,13 +191,13 @@ def test_strict_raises_at_the_first_incident_with_everything_as_before(form: str
     assert_same_state(before, state_of(run, rng=False))
 
 
-def test_nothing_learned_in_a_whole_window_stops_the_run() -> None:
+def test_batches_without_a_label_in_a_row_stop_the_run() -> None:
     def labels(model: nn.Module, batch: Tensor) -> Tensor:
         return nn.functional.cross_entropy(model(batch), torch.full((8,), -100))
 
     run = make_run(loss=labels, data=[x for x, _ in batches(1)])
     guard = run.guard(policy=Policy(skips=Skips(window=5), **QUICK))
-    with pytest.raises(nantrap.NonFiniteError, match="6 steps in a row had a non-finite loss and finite gradients"):
+    with pytest.raises(nantrap.NonFiniteError, match="6 incidents in a row, 5 are allowed; the gradients were finite"):
         FORMS["attempt"](run, guard, [(run.batches[0],)] * 10)
     assert len(run.outcomes) == 5
 
@@ -274,3 +275,31 @@ def test_a_skip_prints_one_line_and_the_end_a_summary(capsys: pytest.CaptureFixt
         "1 incident, 1 skipped step, 0 rollbacks\n"
         "  1 × undiagnosed\n"
     )  # fmt: skip
+
+
+def infinite_loss(run: Run, batch: Any) -> Any:
+    """Inf, with finite gradients."""
+    return run.forward(batch) + math.inf
+
+
+def attempts(run: Run, guard: nantrap.Guard, count: int) -> None:
+    for _ in range(count):
+        guard.attempt(lambda batch: infinite_loss(run, batch), run.batches[2])
+
+
+def test_the_limit_holds_for_losses_whose_gradients_are_finite() -> None:
+    run = make_run()
+    guard = run.guard(policy=Policy(max_consecutive_skips=3, **QUICK))
+    FORMS["attempt"](run, guard, run.windows(run.batches[:2]))
+    with pytest.raises(nantrap.NonFiniteError, match="4 incidents in a row, 3 are allowed; the gradients were finite"):
+        attempts(run, guard, 10)
+    assert guard.tally.rollbacks == 0
+
+
+def test_losses_with_finite_gradients_that_come_now_and_then_never_end_a_run() -> None:
+    run = make_run()
+    guard = run.guard(policy=Policy(max_consecutive_skips=1, skips=Skips(in_window=2), **QUICK))
+    for _ in range(8):
+        attempts(run, guard, 1)
+        guard.attempt(run.forward, run.batches[0])
+    assert guard.tally.applied == 8

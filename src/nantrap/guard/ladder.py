@@ -17,7 +17,7 @@ class Ladder:
         self._recent: deque[int] = deque()
         self.in_a_row = 0
         self.rollbacks = 0
-        self.harmless_in_a_row = 0
+        self._only_harmless = False
 
     def is_at_the_end(self, step: int) -> bool:
         """Whether an incident at `step` would no longer be skipped, but rolled back or stopped."""
@@ -52,9 +52,10 @@ class Ladder:
             return Action.APPLY, "the policy only observes"
         if policy.on_incident == "raise":
             return Action.STOP, "the policy stops at the first incident"
-        if harmless:
-            return self._decide_harmless()
         self.in_a_row += 1
+        self._only_harmless = harmless and (self._only_harmless or self.in_a_row == 1)
+        if harmless and (self._only_harmless or not self._too_many()):
+            return self._decide_harmless()
         self._recent.append(step)
         while self._recent and self._recent[0] <= step - policy.skips.window:
             self._recent.popleft()
@@ -92,17 +93,14 @@ class Ladder:
     def applied(self) -> None:
         """A step was applied: the count of incidents in a row starts again."""
         self.in_a_row = 0
-        self.harmless_in_a_row = 0
 
     def _decide_harmless(self) -> tuple[Action, str]:
-        """A few batches without a label are normal; a whole window of them means that nothing is being learned."""
-        self.harmless_in_a_row += 1
-        if self.harmless_in_a_row > self._policy.skips.window:
-            return Action.STOP, (
-                f"{self.harmless_in_a_row} steps in a row had a non-finite loss and finite gradients: "
-                "nothing was learned in any of them"
-            )
-        return Action.SKIP, "the gradients were finite: nothing to roll back"
+        """A few batches without a label are normal. The limit of skips in a row holds, and then the run is stopped:
+        the state is as good as before, so a rollback would repair nothing."""
+        finite = "the gradients were finite: nothing to roll back"
+        if reason := self._too_many():
+            return Action.STOP, f"{reason}; {finite}"
+        return Action.SKIP, f"{self.in_a_row} of {self._policy.max_consecutive_skips} in a row; {finite}"
 
 
 def _is(number: int) -> str:

@@ -355,7 +355,7 @@ def accept(session: Session, driver: Driver, window: Window, reading: Reading) -
     if reading.norm == 0.0 or session.recorder.tally.steps_without_gradient:
         session.recorder.note_gradient(missing=reading.norm == 0.0)
     ladder, spikes = session.ladder, session.spikes
-    if ladder.in_a_row or ladder.harmless_in_a_row:
+    if ladder.in_a_row:
         ladder.applied()
     if spikes is not None:
         spikes.fresh.append((reading.loss, reading.norm))

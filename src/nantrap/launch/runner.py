@@ -24,13 +24,13 @@ from nantrap.report.notebook import magic
 
 INTERRUPTED = 130
 STOPPED = 3
-NOT_FINITE = 1
+FAILED = 1
 _ENDED_ITSELF = "the script ended itself at this loss"
 
 
 def run_program(program: ScriptProgram, settings: RunSettings) -> int:
     """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends with
-    non-finite weights."""
+    non-finite weights or skipped most of its steps."""
     before = set(threading.enumerate())
     with attached(settings) as attachment:
         code = _run(program.run, attachment)
@@ -40,8 +40,8 @@ def run_program(program: ScriptProgram, settings: RunSettings) -> int:
         attachment.registry.end()
         summary = RunSummary.of(attachment)
     code = STOPPED if summary.stopped else code
-    if not summary.state_finite and code == 0:
-        code = NOT_FINITE
+    if summary.failed and code == 0:
+        code = FAILED
     if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing
         print_summary(summary, code, attachment.registry.settings)
     attachment.registry.let_go()

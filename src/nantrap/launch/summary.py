@@ -14,11 +14,16 @@ from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.events import EventKind
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
+from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.record import StepTally, cause_lines
 from nantrap.report import write_line
 
 SCHEMA = "nantrap.summary/1"
+_MANY_STEPS = 20
+"""A run of fewer steps may skip most of them and be healthy: a GradScaler begins with up to 16 that it skips."""
+_SOME_STEPS = 6
+"""So many steps, and none applied: nothing was trained. One more than may be skipped in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,7 @@ class RunSummary:
         own_models: models whose incidents this rank alone knows: no other one trains them, or none tells the others.
         own_weights: weights of this rank alone: its own models, or its shards of a common one.
         injected: injected faults that happened in this process, by kind.
+        untrained: that most steps of an optimizer were skipped, in words, for each of those.
     """
 
     steps: int = 0
@@ -86,6 +92,7 @@ class RunSummary:
     spikes: int = 0
     own_guards: int = 0
     guesses: dict[str, int] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, attachment: Attachment) -> RunSummary:
@@ -123,6 +130,7 @@ class RunSummary:
             ),
             optimizers=len(loops),
             own_guards=attachment.registry.own_guards,
+            untrained=tuple(words for loop in loops if (words := _untrained(loop))),
             in_children=attachment.registry.has_children,
             rank=loops[0].session.ranks.rank if loops else 0,
             ranks=max([loop.session.ranks.processes for loop in loops], default=1),
@@ -138,6 +146,7 @@ class RunSummary:
         found = [*self._of_steps(), *self.notes]
         if not self.state_finite:
             found.append(self._bad_end())
+        found += () if self.stopped else self.untrained
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
         if self.checkpoint:
@@ -213,6 +222,11 @@ class RunSummary:
         kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
         return f"faults injected on purpose: {kinds}"
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run did not train, or destroyed what it trained: its exit code must not be 0."""
+        return not self.state_finite or bool(self.untrained)
+
     def _bad_end(self) -> str:
         return f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed"
 
@@ -228,10 +242,30 @@ def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None
     """
     if settings.json and not summary.rank:
         print(json.dumps(summary.to_dict(code)), flush=True)  # noqa: T201
-    bad = summary.stopped or not summary.state_finite
+    bad = summary.stopped or summary.failed
     lines = summary.own_lines() if summary.rank else summary.lines(code)
     if lines and (not settings.quiet or bad):
         write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in lines), sys.stderr)
+
+
+def _untrained(loop: ScriptLoop) -> str:
+    """That most steps of an optimizer were skipped, whoever skipped them; empty if they were not.
+
+    A short run may end while a GradScaler still searches its scale, so only a run without any step is judged early.
+    """
+    tally = loop.tally
+    few = _MANY_STEPS if tally.applied else _SOME_STEPS
+    if tally.attempted < few or 2 * tally.applied >= tally.attempted:
+        return ""
+    made = f"only {tally.applied:,}" if tally.applied else "none"
+    label = loop.session.recorder.label
+    return (
+        f"{label}MOST STEPS WERE SKIPPED: {made} of {tally.attempted:,} {_was(tally.applied)} applied; the run failed"
+    )
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _notes(registry: OptimizerRegistry) -> list[str]:
