@@ -1,6 +1,6 @@
 """The table of the checks: what `nantrap doctor` looks for in settings and source code, and `nantrap data` in files.
 
-NT15x to NT16x data files · NT80x to NT82x configuration · NT85x to NT87x source code
+NT15x to NT16x data files · NT80x to NT82x configuration · NT85x to NT88x source code
 
 The page of a check of doctor is `pages/NT851.md`, and its function has the decorator `@source_check` or
 `@configuration_check` in `doctor/checks`. How grave a finding is depends on what was found, so the function says it.
@@ -116,6 +116,9 @@ CHECKS: Final = (
     CheckCode("NT875", "double_step", "The optimizer steps twice for one backward pass"),
     CheckCode("NT876", "optimizer_frozen", "Every parameter of the optimizer is frozen"),
     CheckCode("NT877", "optimizer_of_another_model", "The model was made again after the optimizer"),
+    CheckCode("NT878", "exp_overflows", "The exponential of scores that nothing keeps below 88"),
+    CheckCode("NT879", "division_by_running_mean", "A loss divides by a running mean that can be zero"),
+    CheckCode("NT880", "normalized_both_sides", "Prediction and target are normalised before a squared error"),
 )
 CHECKS_BY_SLUG: Final = MappingProxyType({check.slug: check for check in CHECKS})
 

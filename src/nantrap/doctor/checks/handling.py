@@ -6,10 +6,13 @@ Tests that let Inf through or come too late, and code that hides NaN instead of 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
+from nantrap.doctor.checks.mathematics import in_model
 from nantrap.doctor.checks.registry import Sighting, source_check
+from nantrap.doctor.configuration.setting import number
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import (
     computes_loss,
@@ -34,6 +37,9 @@ from nantrap.doctor.source.flow import (
 from nantrap.doctor.source.module import Function, Module
 
 _WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
+_PREDICTION: Final = re.compile(r"pred|(^|_)(out|outputs?|logits?|hat|recon\w*)$|^(y|x)_?hat")
+_NO_LIMIT: Final = 1e3
+"""A prediction that is clamped here is not meant to be limited: the clamp should stop it from growing."""
 
 
 @source_check("isnan_misses_inf")
@@ -79,10 +85,11 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
             and operand.func.attr in ("item", "detach")
         ):
             continue
+        prediction = _is_prediction(operand) and in_model(module, place.function)
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
-        if is_loss(operand) or gradient or computes_loss(operand) or into_loss:
+        if is_loss(operand) or gradient or computes_loss(operand) or into_loss or prediction:
             yield Sighting(
-                "high",
+                "medium" if prediction else "high",
                 call.lineno,
                 ast.unparse(operand)[:80],
                 f"nan_to_num({ast.unparse(operand)[:60]}) hides the NaN; the gradient stays NaN or becomes zero",
@@ -161,7 +168,7 @@ def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[S
 @source_check("loss_clamped")
 def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The loss is clamped from above."""
-    for call, _place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
+    for call, place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
         found = operation(module, call)
         if found is None or found.operand is None:
             continue
@@ -171,7 +178,9 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
             continue
         if isinstance(found.operand, ast.Call) and name_of(found.operand.func) in ("detach", "item", "exp"):
             continue
-        if is_loss(found.operand):
+        bound = number(module.value(limit, place.function))
+        wide = bound is not None and _NO_LIMIT <= bound < float("inf")
+        if is_loss(found.operand) or (wide and _is_prediction(found.operand) and in_model(module, place.function)):
             yield Sighting(
                 "medium",
                 call.lineno,
@@ -208,6 +217,11 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Sightin
                 f"the loss is tested after the step of line {before[-1].line}: the weights are NaN by then",
                 "test before backward",
             )
+
+
+def _is_prediction(node: ast.expr) -> bool:
+    """Whether an expression is called a prediction: `pred`, `x_hat`, `outputs`, `logits`."""
+    return isinstance(node, (ast.Name, ast.Attribute)) and bool(_PREDICTION.search(name_of(node).lower()))
 
 
 def _tests_wider(module: Module, flow: LoopFlow) -> bool:

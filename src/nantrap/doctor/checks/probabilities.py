@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from nantrap.doctor.checks.mathematics import in_model
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.setting import Setting, SettingSource, number
 from nantrap.doctor.report import Risk
@@ -28,6 +29,7 @@ from nantrap.doctor.source.expressions import (
 )
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
+_PROBABILITY: Final = re.compile(r"^p\d?$|^p_?[a-z]$|prob(?!lem)")
 _LOGS: Final = ("log", "log2", "log10")
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
 _PADDING: Final = re.compile(
@@ -121,6 +123,16 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighti
             continue
         inner = peeled(module, _one_minus(module, inner, place.function))
         name = dotted(inner)
+        product = _unfloored_probabilities(module, inner, place.function, call.lineno)
+        if product is not None:
+            yield Sighting(
+                "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                f"the logarithm of {ast.unparse(product)[:50]}, which can be exactly 0: probabilities underflow",
+                "add their logarithms instead: log_softmax and logsumexp",
+            )
+            continue
         if not name:
             continue
         value = place.function.latest(name, call.lineno)
@@ -242,6 +254,26 @@ def _one_minus(module: Module, node: ast.expr, function: Function) -> ast.expr:
         if isinstance(constant, (int, float)) or has_epsilon(module, left, function):
             return node.right
     return node
+
+
+def _unfloored_probabilities(module: Module, node: ast.expr, function: Function, line: int) -> ast.expr | None:
+    """What a name or expression is, if that is a product or power of probabilities that nothing keeps above zero."""
+    whole = inner = node
+    for _ in range(4):
+        value = function.latest(dotted(inner), line) if dotted(inner) else None
+        summed = is_operation(module, inner, "sum", "mean")
+        if value is not None:
+            whole = inner = peeled(module, value)
+            line = getattr(value, "lineno", line)
+        elif summed is not None and summed.operand is not None:
+            inner = peeled(module, summed.operand)
+    if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div):
+        inner = inner.left
+    multiplied = isinstance(inner, ast.BinOp) and isinstance(inner.op, (ast.Mult, ast.Pow))
+    if not multiplied or has_epsilon(module, whole, function) or not in_model(module, function):
+        return None
+    names = [each for each in names_in(inner) if _PROBABILITY.search(each)]
+    return inner if names else None
 
 
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
