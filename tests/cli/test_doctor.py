@@ -101,6 +101,57 @@ def test_a_patch_keeps_comments_and_order(radiodiff: Path, capsys: pytest.Captur
     assert (radiodiff / "radio.yaml").read_text() == text
 
 
+SEED = """\
+LEARNING_RATE = 1e-4
+CLIP_GRAD = 3.0
+STUDENT_TEMP = 0.04
+TEACHER_TEMP = 0.03
+BETA = 0.6
+BATCH_SIZE = 256
+WARMUP_STEPS = 1000
+GRADIENT_ACCUMULATION_STEPS = 1
+NUM_STREAMS = 4
+"""
+
+
+def test_a_conservative_patch_gives_a_reason_for_every_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.py").write_text(SEED)
+    assert main(["doctor", "config.py", "--suggest", "conservative"]) == 0
+    out = capsys.readouterr().out
+    shown = [" ".join(line.split()) for line in out.splitlines()]
+    for row in ("student temp 0.04 line 3", "teacher temp 0.03 line 4", "beta 0.6 line 5", "streams 4 line 9"):
+        assert row in shown
+    assert [line for line in out.splitlines() if line.startswith("+") and "/" not in line] == [
+        "+LEARNING_RATE = 5e-5",
+        "+CLIP_GRAD = 1.0",
+        "+STUDENT_TEMP = 0.05",
+        "+TEACHER_TEMP = 0.04",
+        "+BETA = 0.5",
+        "+BATCH_SIZE = 128",
+        "+WARMUP_STEPS = 2000",
+        "+GRADIENT_ACCUMULATION_STEPS = 2",
+    ]
+    reasons = [line for line in out.splitlines() if line.startswith("# ")]
+    assert len(reasons) == 8
+    assert all(": " in line for line in reasons), reasons
+
+
+def test_a_batch_without_accumulation_gets_smaller_and_other_betas_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dpo.yaml").write_text("beta: 0.6\nglobal_batch_size: 64\nmicro_batch_size: 8\n")
+    assert main(["doctor", "dpo.yaml", "--suggest", "conservative"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("+") and "/" not in line] == [
+        "+global_batch_size: 32",
+        "+micro_batch_size: 4",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [

@@ -14,7 +14,7 @@ from typing import Any, Final
 from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
 from nantrap.doctor.configuration.names import declared_names
 from nantrap.doctor.configuration.precision import computation, weights
-from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch
+from nantrap.doctor.configuration.setting import Setting, SettingSource, first_by_role, number, switch
 from nantrap.doctor.configuration.shell_file import read_shell
 from nantrap.doctor.configuration.tree import Branch, UnreadableSettingsError, composed, resolved, settings_of
 from nantrap.doctor.configuration.tree_files import read_tree
@@ -49,7 +49,13 @@ _KEYS: Final = {
     "optimizer": ("optimizer",),
     "distributed_type": ("distributed_type",),
     "devices": ("gpu_ids", "processes"),
+    "temperature": ("temperature",),
+    "student_temperature": ("student_temperature",),
+    "teacher_temperature": ("teacher_temperature",),
+    "beta": ("beta",),
+    "streams": ("streams",),
 }
+"""The last five stand in the status of a file only if the file sets them."""
 _SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "no": "no", "amp": "amp, dtype not named"}
 _TITLES: Final = {
     "amp": "AMP",
@@ -64,6 +70,11 @@ _TITLES: Final = {
     "accumulation": "accumulation",
     "batch_size": "batch size",
     "optimizer": "optimizer",
+    "temperature": "temperature",
+    "student_temperature": "student temp",
+    "teacher_temperature": "teacher temp",
+    "beta": "beta",
+    "streams": "streams",
 }
 _DISAGREEMENTS: Final = frozenset({"NT801", "NT802", "NT804", "NT806", "NT819", "NT820"})
 
@@ -247,7 +258,7 @@ def status_of(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any
                 facts.append(Fact(_TITLES[name], switch(setting.value), setting.file, setting.line))
         if row:
             table[source.file] = row
-    whole = {file: {name: row.get(name) for name in _FIELDS} for file, row in table.items()}
+    whole = {file: {**dict.fromkeys(_FIELDS), **row} for file, row in table.items()}
     return whole, facts
 
 
@@ -264,13 +275,10 @@ def _row(source: SettingSource) -> list[tuple[str, Setting]]:
         found.append(("mixed_precision", asked.setting))
     for name, keys in _KEYS.items():
         for key in keys:
-            setting = source.first(key)
+            setting = first_by_role(source, key)
             if setting is None or not setting.known or setting.value is None or isinstance(setting.value, (list, bool)):
                 continue
-            if (
-                name in ("lr", "min_lr", "clip", "accumulation", "batch_size", "warmup")
-                and number(setting.value) is None
-            ):
+            if name not in ("optimizer", "distributed_type", "devices") and number(setting.value) is None:
                 continue
             if name == "devices" and key == "gpu_ids" and str(setting.value).lower() == "all":
                 continue

@@ -35,6 +35,11 @@ _ROWS: Final = (
     "mixed precision",
     "distributed type",
     "devices",
+    "temperature",
+    "student temp",
+    "teacher temp",
+    "beta",
+    "streams",
 )
 _SHOWN_FILES: Final = 6
 _SHOWN_NOTES: Final = 20

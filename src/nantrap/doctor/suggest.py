@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from nantrap.doctor.checks.half_weights import SMALL_RATE
+from nantrap.doctor.checks.probabilities import lowest_temperature
 from nantrap.doctor.configuration.precision import weights
-from nantrap.doctor.configuration.setting import Setting, SettingSource, Span, number, whole
+from nantrap.doctor.configuration.setting import Setting, SettingSource, Span, number, role_of, whole
 from nantrap.doctor.report import DoctorReport
 from nantrap.doctor.repository import Repository
 from nantrap.errors import UsageError
@@ -23,10 +24,14 @@ from nantrap.record.durable import put_in_place, written_beside
 
 _RATE: Final = {"conservative": 0.5, "very-conservative": 0.1, "scale-up": 1.5}
 _CLIP: Final = {"conservative": 1.0, "very-conservative": 0.5}
-_BATCH: Final = {"very-conservative": 0.5, "scale-up": 1.5}
+_BATCH: Final = {"conservative": 0.5, "very-conservative": 0.5, "scale-up": 1.5}
 _WARMUP: Final = {"conservative": 2.0, "very-conservative": 4.0}
 _STREAMS: Final = {"very-conservative": 0.5, "scale-up": 2.0}
-_LEAST_TEMPERATURE: Final = {"conservative": 0.04, "very-conservative": 0.05}
+_BETA: Final = {"conservative": 0.5, "very-conservative": 0.4}
+_LEAST_TEMPERATURE: Final = {
+    "conservative": {"temperature": 0.04, "student_temperature": 0.05, "teacher_temperature": 0.04},
+    "very-conservative": {"temperature": 0.05, "student_temperature": 0.1, "teacher_temperature": 0.05},
+}
 
 
 def edits_for(report: DoctorReport, repository: Repository, *, level: str | None) -> list[Edit]:
@@ -69,29 +74,48 @@ def _step(source: SettingSource, setting: Setting, level: str) -> tuple[Any, str
                 new,
                 "the weights are bfloat16: a lower learning rate would freeze them, so it stays at 1e-4 or above",
             )
-        return value * _RATE[level], f"learning rate × {_RATE[level]:g}"
+        way = "shorter" if _RATE[level] < 1 else "longer"
+        return value * _RATE[level], f"learning rate × {_RATE[level]:g}: every step is {way}"
     if setting.key == "clip" and level in _CLIP and setting.known:
         if value is None and setting.value is not None and setting.value is not False:
             return None
         if value is None or value <= 0 or value > _CLIP[level]:
-            return _CLIP[level], f"clip gradients at {_CLIP[level]:g}"
-    if setting.key in ("batch_size", "micro_batch", "global_batch") and level in _BATCH:
-        size = whole(setting.value)
-        if size is not None and size > 1:
-            return max(1, int(size * _BATCH[level])), f"batch size × {_BATCH[level]:g}"
+            return _CLIP[level], f"clip gradients at {_CLIP[level]:g}: one batch with large gradients counts no more"
+    if setting.key in ("batch_size", "micro_batch", "global_batch", "accumulation"):
+        return _batch(source, setting, level)
     if setting.key == "warmup_steps" and level in _WARMUP and value is not None and value >= 1:
         total = number(source.value("total_steps"))
         new = value * _WARMUP[level]
         if total is None or total < 1 or new <= 0.1 * total:
-            return int(new), f"warm-up × {_WARMUP[level]:g}"
+            return int(new), f"warm-up × {_WARMUP[level]:g}: Adam's averages hold more steps before the rate is high"
     if setting.key == "streams" and level in _STREAMS:
         streams = whole(setting.value)
         if streams is not None and streams >= 1:
             return max(1, int(streams * _STREAMS[level])), f"streams × {_STREAMS[level]:g}"
-    least = _LEAST_TEMPERATURE.get(level)
-    if setting.key == "temperature" and least is not None and value is not None and 0 < value < least:
-        return least, f"temperature at least {least:g}"
+    least = _LEAST_TEMPERATURE.get(level, {}).get(role_of(setting))
+    if least is not None and value is not None and 0 < value < least:
+        return least, f"temperature at least {least:g}: logits are multiplied by at most {1 / least:g}"
+    distils = any(role_of(each) != "temperature" for each in source.all("temperature"))
+    if setting.key == "beta" and level in _BETA and distils and value is not None and _BETA[level] < value < 1:
+        return _BETA[level], f"beta {_BETA[level]:g}: the gradient of the PMI loss is proportional to it"
     return None
+
+
+def _batch(source: SettingSource, setting: Setting, level: str) -> tuple[Any, str] | None:
+    """A smaller or larger batch. With accumulation the samples of one update stay the same."""
+    size = whole(setting.value)
+    factor = _BATCH[level]
+    micro = source.first("micro_batch") or source.first("batch_size")
+    steps = whole(source.value("accumulation"))
+    kept = steps is not None and steps >= 1 and micro is not None and (whole(micro.value) or 0) > 1 and factor < 1
+    if size is None or size < 1:
+        return None
+    if setting.key == "accumulation":
+        return (size * 2, "accumulation × 2: one update still sees as many samples") if kept else None
+    if size == 1 or (kept and setting.key == "global_batch"):
+        return None
+    why = "a skipped step loses fewer samples" if factor < 1 else "the gradient is less noisy"
+    return max(1, int(size * factor)), f"batch size × {factor:g}: {why}"
 
 
 def _mended(source: SettingSource, setting: Setting, codes: set[str]) -> tuple[Any, str] | None:
@@ -123,7 +147,8 @@ def _mends(source: SettingSource, setting: Setting) -> Iterator[tuple[str, Any, 
             yield "NT814", max(1, int(total * 0.03)), "3 % of the steps"
             yield "NT813", max(1, int(total * 0.01)), "1 % of the steps"
     elif key == "temperature":
-        yield "NT818", 0.04, "at least 0.04"
+        least = max(lowest_temperature(setting.names), 0.04)
+        yield "NT818", least, f"at least {least:g}"
     elif key == "nan_filter":
         yield "NT821", False, "show NaN in the log"
     elif key == "save_steps":

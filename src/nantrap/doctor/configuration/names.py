@@ -92,6 +92,7 @@ _TABLE: Final[dict[str, str]] = {
     "deepspeed": "deepspeed deepspeed_config deepspeed_config_file ds_config deepspeed_path",
     "anomaly": "detect_anomaly",
     "epochs": "epochs num_epochs num_train_epochs max_epochs n_epochs total_epochs train_epochs nepochs",
+    "beta": "beta beta_pmi pmi_beta loss_beta",
     "streams": "num_streams n_streams",
 }
 
@@ -282,6 +283,8 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
         return False
     if key == "clip" and leaf == "grad_norm":
         return "clip" not in section
+    if key == "beta":
+        return section in _MODEL_SECTIONS | _OPTIMIZER_SECTIONS | {"scheduler", "smooth_l1"}
     if (
         key in ("beta2",)
         and leaf in ("b2", "beta2")

@@ -130,6 +130,20 @@ class SettingSource:
         return UNKNOWN if found is None else found.value
 
 
+def role_of(setting: Setting) -> str:
+    """The meaning of a setting; a temperature of a student or teacher is `student_temperature`, ..."""
+    name = setting.names[-1]
+    role = next((role for role in ("student_", "teacher_") if role[:-1] in name), "")
+    return role + setting.key if setting.key == "temperature" else setting.key or ""
+
+
+def first_by_role(source: SettingSource, role: str) -> Setting | None:
+    """`source.first`, with the temperatures of student and teacher apart."""
+    if not role.endswith("temperature"):
+        return source.first(role)
+    return next((each for each in source.all("temperature") if role_of(each) == role), None)
+
+
 def _of_training(setting: Setting) -> bool:
     return any(name.startswith(("train", "optim")) or name == "opt" for name in setting.parent)
 
