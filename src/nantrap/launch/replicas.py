@@ -16,6 +16,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
+from nantrap.errors import RankLostError
 from nantrap.guard.state.protected import checksum
 from nantrap.guard.torch_private import default_store
 from nantrap.incident.wording import counted, some_of
@@ -35,6 +37,30 @@ _SHOWN = 3
 _LET_GO = 0.02
 """Seconds before a group of ranks ends. The thread of gloo takes the GIL to let go of the tensors of the last exchange,
 which is ours. A group that ends meanwhile keeps the GIL and waits for that thread: a deadlock."""
+
+
+_TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup")
+"""One of these is in the text of an error by which a collective ends when another rank does not take part."""
+
+
+def lost_rank_in_words(error: BaseException, run_dir: Path | None) -> str:
+    """What it means that a collective of the script ended with this error; empty if none did.
+
+    The error of the transport names an address and a port. A rank that is gone has said why in its own output.
+    """
+    if not isinstance(error, RuntimeError) or not (dist.is_available() and dist.is_initialized()):
+        return ""
+    if isinstance(error, RankLostError) or not any(name in str(error) for name in _TRANSPORTS):
+        return ""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if size < 2:
+        return ""
+    who = f"rank {1 - rank}" if size == 2 else "another rank"
+    where = "" if run_dir is None else f". The last lines of {run_dir}/journal-r*.jsonl say what each rank did"
+    return (
+        f"rank {rank} lost {who}, which has died, ended with an error of its own, or took longer than the process "
+        f"group's timeout{where}"
+    )
 
 
 class Replicas:

@@ -15,6 +15,7 @@ from typing import Any
 from nantrap.errors import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.processes import came_from_guard
+from nantrap.launch.replicas import lost_rank_in_words
 from nantrap.launch.script import NoProgramError, ScriptProgram
 from nantrap.launch.settings import RunSettings, read_settings
 from nantrap.launch.summary import RunSummary, print_summary
@@ -70,6 +71,8 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         return STOPPED
     except BaseException as error:
         _show(error)
+        if words := lost_rank_in_words(error, attachment.registry.run_dir):
+            write_line(f"nantrap: {words}")
         attachment.registry.note_end(error)
         before = sum(loop.tally.incidents for loop in attachment.registry)
         itself = isinstance(error, AssertionError)

@@ -1,0 +1,53 @@
+"""A rank that is gone: the other one says so in words, below the error of the transport."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "rank_raises.py")
+LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LAUNCHER} | {"NO_COLOR": "1"}
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+
+
+def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), SCRIPT, str(tmp_path)],
+            env={**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said, _ = [rank.communicate(timeout=200)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 7]
+    assert "RuntimeError" in said, "the script's own traceback stays"
+    assert "nantrap: rank 0 lost rank 1, which has died, ended with an error of its own, or took longer than" in said
+    assert f"{tmp_path / 'run'}/journal-r*.jsonl say what each rank did" in said
+
+
+def test_an_error_of_another_kind_is_not(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(w.parameters(), lr=0.1)\n"
+        "w(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "raise RuntimeError('gloo is a word of mine')\n"
+    )
+    command = [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), str(script)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "gloo is a word of mine" in done.stderr
+    assert "lost" not in done.stderr
