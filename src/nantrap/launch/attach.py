@@ -47,7 +47,7 @@ class Attachment:
         checkpointing.install(self._patches, self.registry)
         loaders.install(self._patches, batches)
         processes.install(self._patches, self.registry)
-        replicas.install(self._patches, self.registry.replicas, self.registry.reduces)
+        replicas.install(self._patches, self.registry.replicas, self.registry.reduces, self.registry.group_ends)
         frameworks.install(self._patches, self.registry)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:

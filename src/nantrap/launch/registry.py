@@ -168,6 +168,12 @@ class OptimizerRegistry:
             if loop.comparison is not None and loop.is_in_step:
                 loop.comparison.averaged_by_hand = True
 
+    def group_ends(self) -> None:
+        """A group of ranks ends: what they hold is compared while they can still be asked."""
+        for loop in self.guards:
+            if loop.comparison is not None:
+                loop.comparison.end()
+
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)

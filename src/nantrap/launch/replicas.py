@@ -16,6 +16,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ _LET_GO = 0.02
 which is ours. A group that ends meanwhile keeps the GIL and waits for that thread: a deadlock."""
 
 
+_PATIENCE = timedelta(seconds=5)
+"""How long the first rank waits at its end for the checksums of ranks that are behind."""
 _TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup")
 """One of these is in the text of an error by which a collective ends when another rank does not take part."""
 
@@ -204,9 +207,14 @@ class Comparison:
             self._compare(steps_made)
 
     def end(self) -> None:
-        """The run ends: whatever can be compared by now is compared."""
+        """The run or its group of ranks ends: what was published and not compared yet is compared.
+
+        Ranks that do not average gradients do not wait for each other, so the first one may be far ahead here. It is
+        the one that speaks, so it waits for the others' numbers, for `_PATIENCE` at most.
+        """
         for steps_made in list(self._published):
-            self._compare(steps_made)
+            if not self._compare(steps_made, patience=_PATIENCE if dist.is_initialized() else None):
+                return
 
     def _publish(self, steps: int) -> None:
         store = default_store()
@@ -217,24 +225,35 @@ class Comparison:
             store.set(self._key(steps, dist.get_rank()), json.dumps(sums))
             self._published.append(steps)
 
-    def _compare(self, steps: int) -> None:
-        """Read the checksums that all ranks published at this step, if all are there; report those that differ."""
+    def _compare(self, steps: int, *, patience: timedelta | None = None) -> bool:
+        """Read the checksums that all ranks published at this step, if all are there; report those that differ.
+
+        Args:
+            steps: after how many steps.
+            patience: how long the first rank waits for the others' numbers, if they are meant to be the same.
+
+        Returns:
+            Whether all of them were there.
+        """
         store = default_store() if dist.is_initialized() else None
         if store is None or self.note:
-            return
+            return False
         keys = [self._key(steps, rank) for rank in range(dist.get_world_size())]
+        held = self._replicas.hold([each for _, each in self._named()])
         try:
+            if patience is not None and dist.get_rank() == 0 and (held or self.averaged_by_hand):
+                store.wait(keys, patience)
             if not store.check(keys):
-                return
+                return False
             table = [json.loads(bytes(store.get(key))) for key in keys]
         except (RuntimeError, ValueError):
-            return
+            return False
         self._published.remove(steps)
         names = [name for name, _ in self._named()]
         differing = [name for name, *sums in zip(names, *table, strict=True) if len(set(sums)) > 1]
         if not differing:
             self._equal_once = True
-        elif self._replicas.hold([each for _, each in self._named()]) or (self.averaged_by_hand and self._equal_once):
+        elif held or (self.averaged_by_hand and self._equal_once):
             since = f"after {counted(steps, 'step')}" if steps else "before the first step"
             self.note = (
                 f"the ranks hold different values {since} although they train one model: "
@@ -245,19 +264,21 @@ class Comparison:
                     f"{self.note}. Their gradients are not averaged, or their first values were not broadcast: wrap "
                     "all of the model in DistributedDataParallel, and call the wrapper"
                 )
+        return True
 
     def _key(self, steps: int, rank: int) -> str:
         shapes = zlib.crc32(repr([tuple(parameter.shape) for _, parameter in self._named()]).encode())
         return f"nantrap/weights/{self._number}/{shapes:08x}/{steps}/{rank}"
 
 
-def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -> None:
+def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None], ends: Callable[[], None]) -> None:
     """Know every wrapper, and whether the script averages by hand; let a group of ranks end without a deadlock.
 
     Args:
         patches: where replaced functions are kept.
         replicas: notified of wrappers.
         reduces: called before each `all_reduce`.
+        ends: called before a group of ranks ends.
     """
 
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -270,6 +291,7 @@ def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -
         return original(*args, **kwargs)
 
     def ended(original: Any, *args: Any, **kwargs: Any) -> Any:
+        ends()
         time.sleep(_LET_GO)
         return original(*args, **kwargs)
 

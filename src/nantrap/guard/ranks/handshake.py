@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,6 +33,8 @@ from nantrap.guard.torch_private import default_store
 
 SECONDS = 20.0
 """How long a rank waits for the other guards to answer, once it knows that they exist."""
+_MOST_WAITING = 8
+"""Of how many steps a rank keeps in mind that the others have not come to them yet."""
 
 _begun: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 """How many handshakes this process began, by process group and by what they are for."""
@@ -103,16 +105,24 @@ class Bypass:
         self._members = members
         self._store = default_store()
         self._prefix = common_prefix(group, members, model, purpose="-bypass")
+        self._waiting: deque[int] = deque(maxlen=_MOST_WAITING)
 
     def exchange(self, step: int, rank: int, own: float) -> tuple[float, ...]:
-        """Leave this rank's number for a step: those of all ranks, or nothing if one of them is not there yet."""
-        keys = [f"{self._prefix}/{step}/{member}" for member in self._members]
+        """Leave this rank's number for a step: those of all ranks for the first step to which all of them have come
+        and that was not compared yet, or nothing. A rank may be ahead of the others."""
         try:
             if self._store is None:
                 return ()
-            self._store.set(keys[self._members.index(rank)], own.hex())
-            if not self._store.check(keys):
-                return ()
-            return tuple(float.fromhex(bytes(self._store.get(key)).decode()) for key in keys)
+            self._store.set(self._key(step, rank), own.hex())
+            self._waiting.append(step)
+            for each in tuple(self._waiting):
+                keys = [self._key(each, member) for member in self._members]
+                if self._store.check(keys):
+                    self._waiting.remove(each)
+                    return tuple(float.fromhex(bytes(self._store.get(key)).decode()) for key in keys)
         except RuntimeError:  # the process that holds the store has ended
-            return ()
+            pass
+        return ()
+
+    def _key(self, step: int, member: int) -> str:
+        return f"{self._prefix}/{step}/{member}"

@@ -1,4 +1,4 @@
-"""A rank that is gone: the other one says so in words, below the error of the transport."""
+"""Ranks that do not go together: one is gone, or far ahead of the other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "rank_raises.py")
+SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LAUNCHER} | {"NO_COLOR": "1"}
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
 
-def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:
+def start(script: str, tmp_path: Path) -> tuple[list[int], list[str]]:
+    """Both ranks under nantrap run: their exit codes and what they wrote to stderr."""
+    program = [str(SCRIPTS / script), str(tmp_path)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), SCRIPT, str(tmp_path)],
+            [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), *program],
             env={**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
             stderr=subprocess.PIPE,
             text=True,
@@ -26,11 +28,16 @@ def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        said, _ = [rank.communicate(timeout=200)[1] for rank in ranks]
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 7]
+    return [rank.returncode for rank in ranks], said
+
+
+def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:
+    codes, (said, _) = start("rank_raises.py", tmp_path)
+    assert codes == [1, 7]
     assert "RuntimeError" in said, "the script's own traceback stays"
     assert "nantrap: rank 0 lost rank 1, which has died, ended with an error of its own, or took longer than" in said
     assert f"{tmp_path / 'run'}/journal-r*.jsonl say what each rank did" in said
@@ -51,3 +58,10 @@ def test_an_error_of_another_kind_is_not(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "gloo is a word of mine" in done.stderr
     assert "lost" not in done.stderr
+
+
+def test_ranks_that_drift_apart_are_compared_though_one_is_done_before_the_other_begins(tmp_path: Path) -> None:
+    codes, (said, _) = start("rank_ahead.py", tmp_path)
+    assert codes == [0, 0]
+    differ = "nantrap: the ranks hold different values after 1 step although they train one model: weight, bias"
+    assert f"{differ} (NT701 rank_divergence)" in said
