@@ -94,6 +94,8 @@ _FAR_OUTSIDE: Final = 20.0
 _GROWN: Final = 8.0
 STILL_AT_A_FAILURE: Final = 8
 """Steps in a row with a gradient norm of exactly 0 after which a failure gets the hint that nothing was learned."""
+MOST_GRADIENTS: Final = 20
+"""Bad gradients of a step that an incident lists one by one."""
 DEAD_AFTER: Final = 20
 """Steps in a row without any gradient after which a run is called dead.
 

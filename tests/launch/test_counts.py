@@ -72,6 +72,7 @@ def run(
     body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str, ended: str = "write()"
 ) -> Counted:
     """Run a script and compare what its readers say with each other; the test compares it with the script's own."""
+    tmp_path.mkdir(exist_ok=True)
     script, folder = tmp_path / "train.py", tmp_path / "runs" / "one"
     script.write_text(_BEGIN + textwrap.dedent(body) + f"\n{ended}\n")
     capsys.readouterr()
@@ -412,3 +413,20 @@ def test_a_guess_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture
     guessed = found.summary["guesses"]["bad_input_data"]
     assert 0 < guessed < 8
     assert f"  8 × bad_input_data ({guessed} of them a guess)\n" in found.said
+
+
+def test_an_incident_says_how_many_gradients_its_file_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of very many bad gradients the file lists the first ones; of few it lists all."""
+    body = """
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range({layers})))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for x, y in batches(9):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        own["steps"] += 1
+    """
+    many = run(body.format(layers=15), tmp_path / "many", capsys)
+    assert " more in incident.json, which lists 20 gradients at most\n" in many.said
+    few = run(body.format(layers=4), tmp_path / "few", capsys)
+    assert "more, all in incident.json\n" in few.said

@@ -362,7 +362,7 @@ def test_as_before_is_said_only_where_it_was_checked(action: Action, restored: b
     ("risk", "said"),
     [
         ("high", "risk: high: without a fix it comes back, or spoils the weights unseen"),
-        ("low", "risk: low: without a fix single batches are lost"),
+        ("low", "risk: low: without a fix batches like this one are lost"),
         ("", None),  # a file that was written before risks existed
     ],
 )

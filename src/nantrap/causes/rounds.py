@@ -26,6 +26,8 @@ _MILLIONFOLD = 1e6
 """What a loop that grows slowly must have made of its values."""
 _RISING = 0.6
 """The part of its rounds that must have grown: more than by chance."""
+_ALIKE = 3.0
+"""Factors within this of the typical one are given as that one; others by their range."""
 _NEGLIGIBLE = 1e-9
 """A loop whose values end this far below those of another one did not carry them to the overflow."""
 
@@ -41,8 +43,13 @@ class Rounds:
 
     @property
     def growth(self) -> str:
-        """`about 2`, or `more and more`."""
-        return "more and more" if self.accelerates else f"about {self.factor:.3g}"
+        """`about 2`, `54 to 4.8e+06`, or `more and more`."""
+        if self.accelerates:
+            return "more and more"
+        factors = [after / before for before, after in itertools.pairwise(self.values)]
+        low, high = min(factors, default=self.factor), max(factors, default=self.factor)
+        alike = low > self.factor / _ALIKE and high < self.factor * _ALIKE
+        return f"about {self.factor:.3g}" if alike else f"{low:.2g} to {high:.2g}"
 
     @property
     def size(self) -> str:

@@ -14,8 +14,7 @@ from nantrap.guard.state.protected import Protected
 from nantrap.guard.window import Micro
 from nantrap.incident import Finding, Phase
 from nantrap.locate import finding
-
-_MOST_FINDINGS = 20
+from nantrap.thresholds import MOST_GRADIENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Fi
         if parameter.grad is not None and finite.any_nonfinite([parameter.grad])
     ]
     if bad or not alone:
-        return [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
+        return [finding("gradient", name, grad, "backward") for name, grad in bad[:MOST_GRADIENTS]]
     gradients = members.gradients()
     if any(hasattr(gradient, "to_local") for gradient in gradients):  # the other ranks may not be here
         note = "every gradient is finite in this rank's shards; the non-finite values are in another rank's"

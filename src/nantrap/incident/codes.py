@@ -36,7 +36,7 @@ class Code(NamedTuple):
         code: its stable code.
         slug: its stable name.
         risk: what follows if nothing is done. High: it happens in every step, or it destroys the weights or the run
-            silently. Low: single batches are lost. Medium: everything between.
+            silently. Low: batches like this one are lost. Medium: everything between.
         precedence: which cause is named first when two are equally well supported: the one with the smaller number,
             which is the earlier one in the chain of events. 1xx was bad before the step, or was written by other code.
             2xx is exact arithmetic on what an operation was given. 3xx is a buffer that the forward pass spoiled. 4xx

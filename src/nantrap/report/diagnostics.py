@@ -10,6 +10,7 @@ from typing import Any
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
 from nantrap.incident.wording import place_text, some_of, visible, visible_lines
 from nantrap.report.numbers import shape, value
+from nantrap.thresholds import MOST_GRADIENTS
 
 DONE: Mapping[str, str] = {
     Action.APPLY.value: "step applied",
@@ -22,7 +23,7 @@ VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "
 RISKS: Mapping[str, str] = {
     "high": "without a fix it comes back, or spoils the weights unseen",
     "medium": "without a fix it comes back with inputs of this kind",
-    "low": "without a fix single batches are lost",
+    "low": "without a fix batches like this one are lost",
 }
 _STATE_KINDS = ("gradient", "parameter", "buffer", "optimizer_state", "batch", "ema")
 _SHOWN = 8
@@ -346,7 +347,10 @@ def _found(incident: Incident) -> list[DiagnosticNote]:
         named = noun if finding.name == noun else f"{noun} {visible(finding.name)}"  # "batch", not "batch batch"
         notes.append(DiagnosticNote("found", f"{named}: {finding.stats.describe()}"))
     if len(stated) > 4:
-        notes.append(DiagnosticNote("found", f"{len(stated) - 4:,} more, all in incident.json"))
+        gradients = sum(finding.kind == "gradient" for finding in stated)
+        most = f"in incident.json, which lists {gradients} gradients at most"
+        where = ", all in incident.json" if gradients < MOST_GRADIENTS else f" {most}"
+        notes.append(DiagnosticNote("found", f"{len(stated) - 4:,} more{where}"))
     return notes
 
 

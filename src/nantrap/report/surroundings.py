@@ -199,7 +199,7 @@ def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     parameters = info.get("parameters")
     if isinstance(parameters, int):
         facts.append(("parameters", f"{parameters:,}"))
-    for name, label in (("precision", "precision"), ("devices", "device")):
+    for name, label in (("precision", "weights in"), ("devices", "device")):
         found = info.get(name)
         if isinstance(found, (list, tuple)) and found:
             facts.append((label, ", ".join(str(item) for item in found[:8])))

@@ -160,3 +160,38 @@ def test_a_row_of_a_tensor_that_is_no_batch_of_samples_is_not_called_one() -> No
         incident = guard.attempt(lambda b: (model(b["x"] * b["scale"])[:, 0] - b["y"]).mean(), batch).incident
     assert incident is not None
     assert incident.causes[0].evidence[0].text == "scale holds 1 NaN among 3 values before the forward pass"
+
+
+def test_a_sample_that_fails_only_alone_is_not_named() -> None:
+    """A smaller batch is rounded and weighted differently: a sample counts if it fails in the size of the batch."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), run_dir=None, quiet=True)
+    batch = torch.ones(8, 1)
+    batch[[1, 2, 6]], batch[[3, 7]] = 12.0, 100.0
+    outcome = guard.attempt(lambda part: torch.exp(model(part) * 8 / len(part)).mean(), batch)
+    assert outcome.incident is not None
+    assert outcome.incident.samples == (3, 7)
+
+
+def test_parts_of_the_batch_carry_the_scale_that_they_have_in_it() -> None:
+    """A mean over fewer samples gives each a larger gradient, which overflows at the scale of the whole batch."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(250.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    policy = nantrap.Policy(skips=nantrap.Skips(scaler_probes=0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    guard = nantrap.Guard(model, optimizer, scaler=scaler, run_dir=None, policy=policy, quiet=True)
+    batch = torch.full((8, 4), 0.3)
+    batch[5] = 3.0
+
+    def loss(part: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(part)
+        return out.float().square().mean()
+
+    outcome = guard.attempt(loss, batch)
+    assert outcome.incident is not None
+    assert outcome.incident.samples == (5,)

@@ -48,6 +48,8 @@ def empty_reduction(case: Case) -> Claim | None:
         if bool((total == 0).all()):  # the weight by which the mean divides
             summary = "every label of the batch is ignored"
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
+            if not target.numel():
+                summary, text = "the batch has no label", "there is no target: the mean is 0/0"
             if bool((target != ignored).any()):
                 also = "is ignored or " * bool((target == ignored).any())
                 summary = f"every label of the batch {also}has a class weight of 0"

@@ -81,6 +81,7 @@ def find_samples(failed: Failure, *, seconds: float = 20.0, max_runs: int = 64) 
     except _Everyone:
         guilty = []
         note = f"each of the {search.alone} samples that were run alone fails, so no single one is the reason"
+    guilty = search.also_in_the_batch(guilty)
     if not guilty:
         return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
     rest = [i for i in everything if i not in set(guilty)]
@@ -138,10 +139,20 @@ def fails(failed: Failure, samples: Sequence[int], size: int) -> bool:
             return True
         if not loss.requires_grad:
             return False
-        failed.backward(loss * failed.loss_factor)
+        failed.backward(loss * failed.loss_factor * _share(failed, len(samples), size))
         if any_nonfinite([p.grad for p in failed.parameters.values()]):
             return True
         return any_nonfinite([tensor for _, tensor in failed.bad_state()])
+
+
+def _share(failed: Failure, part: int, size: int) -> float:
+    """What the loss of a part is multiplied by if a scaler is at its limit: the mean over fewer samples gives each of
+    them a larger gradient than it has in the batch."""
+    return part / size if failed.loss_factor > _SCALED else 1.0
+
+
+_SCALED = 8.0
+"""A factor of the loss above this is the scale of a scaler; accumulation divides by the number of micro-batches."""
 
 
 class _Search:
@@ -190,6 +201,23 @@ class _Search:
         if not guilty:
             self.smallest = samples
         return guilty
+
+    def also_in_the_batch(self, guilty: list[int]) -> list[int]:
+        """Those that fail in a batch of the full size too, where the other guilty ones are replaced by a good sample.
+
+        A sample that runs alone is rounded differently, and a mean gives it another weight.
+        """
+        good = next((i for i in range(self.size) if i not in set(guilty)), None)
+        if good is None or len(guilty) < 2 or self.failed.crew is not None:
+            return guilty
+        found = []
+        for sample in guilty:
+            others = set(guilty) - {sample}
+            if self.runs >= 2 * self.max_runs or time.monotonic() > self.deadline:
+                return guilty
+            if self.try_fails([good if i in others else i for i in range(self.size)]) is not False:
+                found.append(sample)
+        return found
 
     def _look_elsewhere(self) -> None:
         """Every part so far fails: run as many samples again, spread over the rest. Ends the search if each fails."""
