@@ -62,6 +62,11 @@ class LoadedBatch:
         alive = [tensor for ref in references if (tensor := ref()) is not None]
         return len(alive) == len(references) > 0 and not finite.any_nonfinite(alive)
 
+    def given(self) -> list[Tensor]:
+        """Its tensors with one row per sample, in order; empty if one of them is gone."""
+        alive = [tensor for ref in self.tensors if (tensor := ref()) is not None]
+        return alive if len(alive) == len(self.tensors) else []
+
     def sample_of(self, tensor: Tensor) -> int | None:
         """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
         for sample, ref in self.entries:

@@ -322,7 +322,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a target with a hole, two lines", "a target that the loop made, two lines"): (
         "a tensor that the loss reads without a gradient is non-finite: targets[2]",
-        "clean or drop the sample where targets[2] is made",
+        "look where targets[2] is made",
     ),
     ("nan in the batch", "nan in a cached table"): (
         "before the forward pass, sample 1",

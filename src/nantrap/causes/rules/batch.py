@@ -38,7 +38,7 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
             "hint",
             f"the model's input is non-finite before its forward pass: {name}",
             (f"{name} {describe(tensor)}",),
-            help=f"clean or drop the sample where {name} is made",
+            help=_where_made(name),
         )
     if case.location.constant is not None and case.location.constant[0]:
         name, tensor = case.location.constant
@@ -46,7 +46,7 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
             "hint",
             f"a tensor that the loss reads without a gradient is non-finite: {name}",
             (f"{name} {describe(tensor)}",),
-            help=f"look where {name} is made: it was non-finite before the step",
+            help=_where_made(name),
         )
     return None
 
@@ -79,8 +79,15 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
         trial=trial,
         shows=f"{without(guilty, samples)} the step is finite",
-        help=f"clean or drop the sample where {external.name} is made",
+        help=f"clean or drop the sample where {external.name} is made"
+        if given == "loader"
+        else _where_made(external.name),
     )
+
+
+def _where_made(name: str) -> str:
+    """The help about a tensor of which only the program knows what made it."""
+    return f"look where {name} is made; a state that the loop carries from step to step has to be made new as well"
 
 
 def _sentinel(case: Case) -> Claim | None:

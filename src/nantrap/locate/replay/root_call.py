@@ -29,7 +29,7 @@ from nantrap.locate.twoline.caller import FrameworkCall
 
 _COTANGENT_BYTES = 64 * 2**20
 _OUTPUT_BYTES = 4 * 2**20
-_MOST_CALLS = 32
+MOST_CALLS = 32
 _NEAR = 32
 _MOST_NODES = 64
 _LARGEST_BYTES = 4 * 2**20
@@ -80,6 +80,9 @@ class Factor(NamedTuple):
 
 class Origin(Protocol):
     """A batch as a data loader gave it."""
+
+    def given(self) -> list[Tensor]:
+        """Its tensors with one row per sample, in order; empty if one of them is gone."""
 
     def sample_of(self, tensor: Tensor) -> int | None:
         """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
@@ -188,7 +191,7 @@ class RootCall:
         """
         feeding = _nodes_above(self.args, self.kwargs) if previous is not None else set()
         kept: list[RootCall] = []
-        while previous is not None and len(kept) < _MOST_CALLS:
+        while previous is not None and len(kept) < MOST_CALLS:
             if any(output.alive() is not None for output in previous.watched) or not feeding.isdisjoint(previous.nodes):
                 kept.append(previous)
                 feeding |= _nodes_above(previous.args, previous.kwargs)

@@ -147,6 +147,23 @@ def taken_by_loop(frame: Frame) -> frozenset[str]:
     return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)[0]
 
 
+def target_of_loop(frame: Frame) -> tuple[str, ...]:
+    """The names that the innermost loop around the frame's current line unpacks what it is given into, in order."""
+    text, line = "".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno
+    with contextlib.suppress(SyntaxError, ValueError):
+        loops = [
+            n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.For) and n.lineno <= line <= (n.end_lineno or 0)
+        ]
+        target: ast.expr = max(loops, key=lambda loop: loop.lineno).target
+        if isinstance(target, ast.Tuple) and isinstance(
+            target.elts[-1], ast.Tuple
+        ):  # `for i, (x, y) in enumerate(...)`
+            target = target.elts[-1]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        return tuple(part.id for part in parts if isinstance(part, ast.Name))
+    return ()
+
+
 def given_by_loop() -> list[Tensor]:
     """The tensors that the caller's loop took from its iterable: `for batch in loader`, or `batch = next(it)`.
 

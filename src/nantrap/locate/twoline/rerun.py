@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
-import math
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nantrap.finite import any_nonfinite
 from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import autocast_like, eagerly
 from nantrap.locate.replay.rng import RngState
@@ -35,17 +32,17 @@ from nantrap.locate.twoline.caller import (
     names_of_loop,
     near_callers,
     taken_by_loop,
+    target_of_loop,
 )
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
-from nantrap.locate.twoline.same_loss import applied_after, ends_of, own_loss, same_graph, same_value
+from nantrap.locate.twoline.same_loss import applied_after, ends_of, own_loss, same_graph, same_inputs, same_value
+from nantrap.locate.twoline.slicing import depended_on, holds_tensors
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
 _MOST_ASSIGNED = 8
-_DEEPEST = 4
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-_PLAIN = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, nn.Module, type, types.ModuleType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def compute_again(failed: Failure) -> Again | None:
         for statements, expression in _candidates(frame, failed.loss):
             for follows_all in (True, False):
                 with contextlib.suppress(NotRepeatable, Exception):
-                    part = _Slice.of(frame, statements, expression, follows_all=follows_all)
+                    part = _Slice.of(frame, statements, expression, calls, follows_all=follows_all)
                     if without_batch is not None and not part.batch_names:
                         continue
                     for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
@@ -231,10 +228,27 @@ class _Slice:
     """Where the loss is in a result that is a dictionary; empty if its values are the terms of the loss."""
 
     @classmethod
-    def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
-        """The statements on which an expression depends, compiled again, with the names that the frame holds."""
+    def of(
+        cls,
+        frame: Frame,
+        statements: Sequence[ast.stmt],
+        expression: ast.expr,
+        calls: list[RootCall],
+        *,
+        follows_all: bool,
+    ) -> _Slice:
+        """The statements on which an expression depends, compiled again, with the values that they began with."""
         held = names_in(frame)
-        kept, needed, cut, carried = _depended_on(statements, expression, held, follows_all=follows_all)
+        loaded = _loaded(calls, frame)
+        found = depended_on(
+            statements,
+            expression,
+            held,
+            follows_all=follows_all,
+            arguments=functools.partial(_arguments, calls, held),
+            begun=loaded,
+        )
+        kept, held = found.statements, {**held, **found.before}
         if not kept and isinstance(expression, ast.Name):
             raise NotRepeatable("the loss is not computed in this function")
         result = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], expression), expression)
@@ -249,11 +263,12 @@ class _Slice:
         code = frame.f_code
         loop = names_of_loop(frame)
         arguments = set(code.co_varnames[: code.co_argcount])
-        starting = loop or {n for n in arguments if _holds_tensors(held.get(n))}
+        starting = loop or {n for n in arguments if holds_tensors(held.get(n))}
+        starting |= loaded.keys() & found.before.keys()
         # `x = torch.randint(...)` makes a batch as well; `mean = 0.9 * mean + ...` is what the loop keeps between steps
-        kept_by_loop = carried - taken_by_loop(frame) - arguments
-        made_in_loop = {n for n in cut - kept_by_loop if _holds_tensors(held[n])}
-        batch = tuple(sorted(n for n in (starting & needed) | made_in_loop if n in held))
+        kept_by_loop = found.carried - taken_by_loop(frame) - arguments
+        made_in_loop = {n for n in found.cut - kept_by_loop if holds_tensors(held[n])}
+        batch = tuple(sorted(n for n in (starting & found.needed) | made_in_loop if n in held))
         shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
         first = min(node.lineno for node in shown)
         last = max(node.end_lineno or node.lineno for node in shown)
@@ -279,76 +294,21 @@ class _Slice:
         return cls(compiled(statements, code), names, ("batch",), lines, in_result="loss")
 
 
-def _depended_on(
-    statements: Sequence[ast.stmt], expression: ast.expr, held: Mapping[str, Any], *, follows_all: bool
-) -> tuple[list[ast.stmt], set[str], set[str], set[str]]:
-    """The statements on which an expression depends.
-
-    Args:
-        statements: those that ran before it.
-        expression: the expression.
-        held: the values of the program's names now.
-        follows_all: compute again what carries no graph, too.
-
-    Returns:
-        The statements; all names that they and the expression read; of these the names whose values are used as they
-        are though a statement assigns them; and of those the names from whose own values they are assigned.
-    """
-    needed = _loads(expression)
-    kept: list[ast.stmt] = []
-    cut: set[str] = set()
-    carried: set[str] = set()
-    for statement in reversed(statements):
-        loaded = _loads(statement)
-        bound = _stores(statement) & needed
-        used = {name for name in bound if name in held and _is_given(held[name])}
-        # `x = x / 2` run again would divide what was divided already
-        used -= {name for name in used - loaded if follows_all or _is_bad(held[name])}
-        cut |= used
-        carried |= used & loaded
-        if bound - used:
-            kept.insert(0, statement)
-            needed = needed | loaded
-    return kept, needed, cut, carried
+def _loaded(calls: list[RootCall], frame: Frame) -> dict[str, Any]:
+    """What the loop took from its data loader, by the names it gave to it: `for x, y in loader`."""
+    origin = calls[-1].origin if calls else None
+    names, tensors = target_of_loop(frame), [] if origin is None else origin.given()
+    return dict(zip(names, tensors, strict=True)) if len(names) == len(tensors) else {}
 
 
-def _loads(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} | {
-        n.target.id for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
-    }
-
-
-def _stores(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
-def _is_given(value: Any, depth: int = 0) -> bool:
-    """Whether a value needs no computing again: it carries no graph."""
-    if isinstance(value, Tensor):
-        return value.grad_fn is None
-    if isinstance(value, (*_PLAIN, float)) or callable(value):
-        return True
-    parts = _parts(value)
-    return parts is not None and depth < _DEEPEST and all(_is_given(each, depth + 1) for each in parts)
-
-
-def _is_bad(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    return isinstance(value, Tensor) and value.is_floating_point() and any_nonfinite([value])
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor) or any(map(_holds_tensors, _parts(value) or ()))
-
-
-def _parts(value: Any) -> Sequence[Any] | None:
-    """What a dictionary, a list, a tuple or a dataclass holds; `None` for any other value."""
-    if isinstance(value, Mapping):
-        return tuple(value.values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, each.name) for each in dataclasses.fields(value)]
-    return value if isinstance(value, (list, tuple)) else None
+def _arguments(calls: list[RootCall], held: Mapping[str, Any], call: ast.Call) -> Mapping[str, Any]:
+    """What the model was given under plain names, if this is its one call of the step."""
+    called = held.get(call.func.id) if isinstance(call.func, ast.Name) else None
+    if len(calls) != 1 or not isinstance(called, nn.Module) or any(isinstance(a, ast.Starred) for a in call.args):
+        return {}
+    pairs = [*zip(call.args, calls[0].args, strict=False)]
+    pairs += [(each.value, calls[0].kwargs[each.arg]) for each in call.keywords if each.arg in calls[0].kwargs]
+    return {name.id: value for name, value in pairs if isinstance(name, ast.Name)}
 
 
 # ---- running them
@@ -432,5 +392,8 @@ class _Rerun:
             same = torch.equal(then.torch_cpu, now.torch_cpu)
             if not (same and all(map(torch.equal, then.torch_cuda, now.torch_cuda))):
                 raise NotRepeatable("random numbers that were drawn before the model was called")
+        # NaN is equal to NaN: where the loss is, only what the model is given shows that the values are those of then
+        if self._checks_streams and torch.is_grad_enabled() and not same_inputs(self._calls, args, kwargs):
+            raise NotRepeatable("other values than those that the model was given")
         self._called += 1
         return module(*args, **kwargs)

@@ -22,7 +22,7 @@ from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
-from nantrap.locate.replay.root_call import Factor, RootCall
+from nantrap.locate.replay.root_call import MOST_CALLS, Factor, RootCall
 from nantrap.locate.torch_private import raw_tensor
 from nantrap.locate.wrapping import arguments_by_name
 
@@ -38,6 +38,25 @@ def same_value(failed: Failure, now: float) -> bool:
     """Whether a loss has the value of the failed one. NaN is equal to NaN here."""
     then = failed.loss_value
     return now == then or (math.isnan(now) and math.isnan(then))
+
+
+def same_inputs(calls: Sequence[RootCall], args: Any, kwargs: Any) -> bool:
+    """Whether one of the recorded calls was given these values; where not all calls were recorded, it may have been."""
+    now = [tensor for _, tensor in tensors_of((args, kwargs))]
+    recorded = ([tensor for _, tensor in tensors_of((call.args, call.kwargs))] for call in calls)
+    return len(calls) >= MOST_CALLS or any(
+        len(now) == len(then) and all(map(_same_values, now, then)) for then in recorded
+    )
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN at the same places included."""
+    if one is other or one.layout != torch.strided or other.layout != torch.strided:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    a, b = one.detach(), other.detach()
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def same_graph(then: Any, now: Any) -> bool:
