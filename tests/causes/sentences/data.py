@@ -29,6 +29,18 @@ PROGRAMS: dict[str, str] = {
             a = F.softplus(model(batch[0])) + 0.1
             return -torch.distributions.Beta(a, a, validate_args=False).log_prob(batch[1].clamp(min=0.01)).mean()
     """,
+    "a power of what the model makes of large inputs": """
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.constant_(model.weight, -0.25)
+        batches = [torch.rand(8, 3, generator=draw) * 0.9 for _ in range(4)]
+        batches[3][:3] = torch.tensor([[4.0], [5.0], [6.0]])
+        def loss_fn(x): return (1.5 + model(x)).pow(-0.5).mean()
+    """,
+    "a power of shares that are none": """
+        batches = [(x, torch.rand(6, generator=draw) * 0.9) for x in batches]
+        batches[3][1][:3] = torch.tensor([4.0, 5.0, 6.0])
+        def loss_fn(batch): return (1.5 - batch[1]).pow(-0.5).mean() + model(batch[0]).square().mean()
+    """,
     "masks of 255": """
         model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -332,6 +344,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("ages in days", "sure of a far input"): ("in another scale than those before it",),
     ("ages in days", "an outlier within the scale"): ("with the batch in that range the step is finite",),
     ("percent for shares", "one sample alone"): ("the loss is written for shares from 0 to 1",),
+    ("a power of shares that are none", "a power of what the model makes of large inputs"): (
+        "to 6, and the loss is written for shares from 0 to 1",
+    ),
+    ("a power of what the model makes of large inputs", "a power of shares that are none"): ("pow was given -1.49",),
     ("masks of 255", "counts up to 5, and a likelihood below zero"): ("with targets in [0, 1] is never negative",),
     ("a mask that selects nothing", "a blank image over its sum"): ("a quotient over a count of zero",),
     ("a mean of nothing", "a damaged file read in the step"): ("a reduction over no element",),

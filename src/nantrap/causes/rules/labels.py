@@ -56,12 +56,14 @@ def _outside_the_domain(case: Case) -> Claim | None:
         return None
     argument = case.inputs[-1 if case.op.startswith("xlog") else 0]
     below = int((argument < (-1 if case.op in ("log1p", "xlog1py") else 0)).sum())
-    if not below or not case.failure.repeatable:
+    if not below or not case.failure.repeatable or case.trace is None or case.capture is None:
         return None
     from nantrap.locate import tensors_of
 
     for path, tensor in tensors_of(case.failure.batch):
         if not tensor.numel() or _same_values(argument, tensor):  # a function of the target itself: its domain says all
+            continue
+        if not case.trace.reads_directly(case.capture.op, tensor):  # what only the model reads is no label
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
         flags = integer_valued(tensor) and outside.numel() <= 2
@@ -70,7 +72,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
             continue
         shown, plural = in_words(path), "s" * (below > 1)
         kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
-        values = _in_words(outside)
+        values = _in_words(outside if outside.numel() <= 2 else tensor)
         inside = tensor.clamp(0, 1) if flags else tensor.clamp(0.01, 0.99)
         trial = case.lab.with_tensor(path, f"{shown} brought into [0, 1]", tensor, inside)
         if trial.finite:

@@ -320,6 +320,12 @@ class Trace(DispatchMode):
             for op in self.behind([writer.index], lambda op: op is writer or op.dtype.startswith(_FLOATS), most=most)
         )
 
+    def reads_directly(self, op: Op, tensor: Tensor, *, most: int = 64) -> bool:
+        """Whether an operation was given a named tensor, or what was computed from it without a parameter."""
+        key, parameters = self.flow.key(tensor), {k for k, (kind, _) in self.flow.named.items() if kind == "parameter"}
+        near = self.behind([op.index], lambda each: parameters.isdisjoint(self._reads.get(each.index, ())), most=most)
+        return any(key in self._reads.get(each.index, ()) for each in near)
+
     def op_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""
         return self._where.maker_of_node(sequence)
