@@ -24,12 +24,12 @@ _number = itertools.count()
 
 
 @contextlib.contextmanager
-def written_beside(target: Path) -> Iterator[BinaryIO]:
+def written_beside(target: Path, *, writer: str = "") -> Iterator[BinaryIO]:
     """A file to write into, which is flushed at the end. It is not yet in its place: `put_in_place` does that.
 
     Whatever goes wrong, the temporary file is removed and the target is as before.
     """
-    temporary = temporary_of(target)
+    temporary = temporary_of(target, writer=writer)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -41,17 +41,35 @@ def written_beside(target: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def put_in_place(target: Path) -> None:
+def put_in_place(target: Path, *, writer: str = "") -> None:
     """Rename what `written_beside` wrote, and flush the folder, so that a power cut cannot undo the rename."""
-    os.replace(temporary_of(target), target)
+    temporary = temporary_of(target, writer=writer)
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     flush_folder(target.parent)
 
 
-def write_atomically(target: Path, content: str | bytes) -> None:
+def write_atomically(target: Path, content: str | bytes, *, writer: str = "") -> None:
     """Replace a small file atomically: a reader sees the old text or the new one, never half."""
-    with written_beside(target) as file:
+    with written_beside(target, writer=writer) as file:
         file.write(content.encode() if isinstance(content, str) else content)
-    put_in_place(target)
+    put_in_place(target, writer=writer)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, each flushed into the one above it: a power cut cannot take them away again."""
+    missing = []
+    for place in (folder, *folder.parents):
+        if place.exists():
+            break
+        missing.append(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        flush_folder(place.parent)
 
 
 def flush_folder(folder: Path) -> None:
@@ -64,18 +82,16 @@ def flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def temporary_of(target: Path) -> Path:
-    """Where the file is written before it gets its name. Two processes never use the same name."""
-    return target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+def temporary_of(target: Path, *, writer: str = "") -> Path:
+    """Where the file is written before it gets its name: by the writer's process, or by a writer that holds a lock."""
+    return target.with_name(f"{TEMPORARY}{writer or os.getpid()}-{target.name}")
 
 
-def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove what dead writers left. Only under the store's lock: then no other process is writing."""
-    left = [path for path in folder.glob(f"{TEMPORARY}*") if path.is_file()]
-    for path in left:
+def remove_leftovers(folder: Path, *, writer: str) -> None:
+    """Remove what dead writers of this name left. Only under their lock: then none of them is writing."""
+    for path in [path for path in folder.glob(f"{TEMPORARY}{writer}-*") if path.is_file()]:
         with contextlib.suppress(OSError):
             path.unlink()
-    return left
 
 
 @contextlib.contextmanager

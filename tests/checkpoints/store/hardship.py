@@ -232,7 +232,7 @@ def full_disk(folder: Path) -> list[dict[str, Any]]:
 
     def full_at(name: str) -> Callable[[CheckpointStore], None]:
         def work(store: CheckpointStore) -> None:
-            (folder / f".writing-{os.getpid()}-{name}").symlink_to("/dev/full")
+            (folder / f".writing-store-{name}").symlink_to("/dev/full")
             save(store, 3)
 
         return work

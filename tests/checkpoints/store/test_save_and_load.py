@@ -310,7 +310,7 @@ def test_the_last_good_one_is_kept_beyond_the_number(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(nantrap.UsageError, match=r"CheckpointStore\(keep=0\): at least 1"):
+    with pytest.raises(nantrap.UsageError, match=r"CheckpointStore\(keep=0\): expected an integer, at least 1"):
         CheckpointStore(tmp_path, keep=0)
     file = tmp_path / "file"
     file.write_text("")

@@ -215,7 +215,8 @@ def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBy
         result = _judge(unit, contents, verify=verify, workers=workers, on_bytes=on_bytes)
         problems = list(result.problems)
         if verify:
-            problems += check_hash(files, source)
+            sealed = contents.seal is not None and not any(problem.code == "NT908" for problem in problems)
+            problems += check_hash(files, source, whole=sealed)
         if source.changed():
             text = "the file changed while it was read: it is still being written, or was replaced"
             problems.append(checkpoint_problem("NT909", text))

@@ -3,9 +3,9 @@
 {"schema": "nantrap.manifest/1", "files": {"step-000100.safetensors": {"step": 100, "sequence": 3, "bytes": 1234,
   "sha256": "…", "saved_at": "…", "pinned": false, "suspect": ""}}}
 
-`sequence` counts the saves, since a step can be reached twice (after a rollback). A listed file that does not exist,
-and a file that is not listed, are both possible after a kill or a lost manifest: the first is ignored, the second is
-listed by its own header.
+`sequence` counts the saves, since a step can be reached twice (after a rollback). docs/checkpoints.md has the protocol:
+a file is in the manifest before it gets its name. So a listed file that does not exist is what a killed writer left,
+and a file that is not listed was put there by somebody else: it can be loaded by its own header, and is never removed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,34 @@ from filelock import FileLock, Timeout
 
 from nantrap._version import __version__
 from nantrap.checkpoints.audit.files import LocalSource
+from nantrap.checkpoints.audit.quarantining import quarantine
 from nantrap.checkpoints.audit.readers.nantrap_file import MANIFEST, MANIFEST_SCHEMA
-from nantrap.checkpoints.store.storefile import Packed, open_contents, read_file, write_file
+from nantrap.checkpoints.audit.verdict import CheckpointAudit, checkpoint_problem
+from nantrap.checkpoints.store.storefile import NotOursError, Packed, check_file, open_contents, write_file
 from nantrap.errors import FormatError, UsageError
 from nantrap.incident.wording import escaped
-from nantrap.record.durable import put_in_place, remove_leftovers, sha256_of, temporary_of, write_atomically
+from nantrap.record.durable import (
+    make_folder,
+    put_in_place,
+    remove_leftovers,
+    sha256_of,
+    temporary_of,
+    write_atomically,
+)
 
 POINTER: Final = "last-good.json"
 POINTER_SCHEMA: Final = "nantrap.last-good/1"
 SUFFIX: Final = ".safetensors"
+QUARANTINE: Final = "quarantine"
+_WRITER: Final = "store"
+"""In the names of temporary files that are written under the lock; `guard.save` into the same folder has none."""
+_MOST_LOOKS: Final = 100
+"""How often a reader looks again at a folder that changes while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """One checkpoint of a store. `suspect`: why it must not be resumed from; `sha256` is empty if it is not known."""
+    """One checkpoint. `suspect`: why it must not be resumed from; `sha256` is empty if no manifest lists it."""
 
     path: Path
     step: int
@@ -51,15 +65,28 @@ class SavedCheckpoint:
 
 def read_catalogue(folder: Path) -> list[SavedCheckpoint]:
     """All checkpoints in the folder, the newest first. Needs no lock, and works while another process saves."""
-    listed = _listed(folder)
+    for _ in range(_MOST_LOOKS):
+        text = _manifest_text(folder)
+        paths = sorted(folder.glob(f"step-*{SUFFIX}"))
+        if _manifest_text(folder) == text:  # so the list of files is of the same moment
+            break
+    listed = _listed(folder, text)
     found: list[SavedCheckpoint] = []
-    for path in sorted(folder.glob(f"step-*{SUFFIX}")):
+    for path in paths:
         entry = listed.get(path.name)
         if entry is None:
             found += _unlisted(path)
         else:
             found.append(replace(entry, path=path))
     return sorted(found, key=lambda saved: -saved.sequence)
+
+
+def own_catalogue(folder: Path) -> list[SavedCheckpoint]:
+    """The same for who holds the lock: if the manifest is lost, files that say that they are ours are listed again."""
+    entries = read_catalogue(folder)
+    if any(entry.sha256 for entry in entries):
+        return entries
+    return [_with_hash(entry) for entry in entries]
 
 
 def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
@@ -77,15 +104,18 @@ def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
         for entry in sorted(entries, key=lambda entry: entry.sequence)
         if entry.sha256
     }
-    write_atomically(folder / MANIFEST, json.dumps({"schema": MANIFEST_SCHEMA, "files": files}, indent=2) + "\n")
+    text = json.dumps({"schema": MANIFEST_SCHEMA, "files": files}, indent=2) + "\n"
+    write_atomically(folder / MANIFEST, text, writer=_WRITER)
 
 
 def write_pointer(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
     """Write the name of the last good checkpoint, for programs that read the folder without nantrap."""
     good = newest_good(entries)
-    if good is not None:
-        document = {"schema": POINTER_SCHEMA, "file": good.path.name, "step": good.step, "sha256": good.sha256}
-        write_atomically(folder / POINTER, json.dumps(document, indent=2) + "\n")
+    if good is None:
+        (folder / POINTER).unlink(missing_ok=True)
+        return
+    document = {"schema": POINTER_SCHEMA, "file": good.path.name, "step": good.step, "sha256": good.sha256}
+    write_atomically(folder / POINTER, json.dumps(document, indent=2) + "\n", writer=_WRITER)
 
 
 def newest_good(entries: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
@@ -94,16 +124,13 @@ def newest_good(entries: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
 
 
 def superseded(entries: Iterable[SavedCheckpoint], *, keep: int) -> list[SavedCheckpoint]:
-    """What may be removed: all but the newest `keep`, the newest `keep` good ones, and the pinned ones."""
-    newest_first = sorted(entries, key=lambda entry: -entry.sequence)
+    """What may be removed of the store's own: all but the newest `keep`, the newest `keep` good ones, and the pinned
+    ones.
+    """
+    newest_first = sorted((entry for entry in entries if entry.sha256), key=lambda entry: -entry.sequence)
     good = [entry for entry in newest_first if not entry.suspect]
     kept = {entry.path for entry in (*newest_first[:keep], *good[:keep])}
     return [entry for entry in newest_first if entry.path not in kept and not entry.pinned]
-
-
-def relisted(entries: Iterable[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """The same with a hash for every file that had none and is whole by its own checksum."""
-    return [_with_hash(entry) for entry in entries]
 
 
 def free_path(folder: Path, step: int) -> Path:
@@ -123,14 +150,26 @@ def _is_foreign(document: dict[str, Any]) -> bool:
     return bool(document) and not {"schema", "files"} & document.keys()
 
 
-def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
-    """The files that the manifest lists; raises if it belongs to another program or cannot be read."""
-    path = folder / MANIFEST
+def _manifest_text(folder: Path) -> bytes | OSError | None:
+    """The manifest as it is now; `None` if there is none, or the reason why it cannot be read."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error
+
+
+def _listed(folder: Path, text: bytes | OSError | None) -> dict[str, SavedCheckpoint]:
+    """The files that the manifest lists; raises if it belongs to another program."""
+    path = folder / MANIFEST
+    if text is None:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    if isinstance(text, OSError):
+        return _unreadable(path, str(text))
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         return _unreadable(path, str(error))
     if isinstance(document, dict) and _is_foreign(document):
         raise UsageError(
@@ -169,7 +208,7 @@ def _entry(folder: Path, name: str, value: dict[str, Any]) -> SavedCheckpoint:
             pinned=bool(value.get("pinned", False)),
             suspect=str(value.get("suspect", "")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{folder / MANIFEST}: field files.{name}: {error!r}") from error
 
 
@@ -181,16 +220,22 @@ def _unlisted(path: Path) -> list[SavedCheckpoint]:
         return [SavedCheckpoint(path, int(about["step"]), int(about["sequence"]), saved_at=str(about["saved_at"]))]
     except FileNotFoundError:
         return []  # removed since the folder was listed
-    except (FormatError, OSError, KeyError, TypeError, ValueError):
-        digits = "".join(c for c in path.stem.split("-")[1] if c.isdigit())
-        return [SavedCheckpoint(path, int(digits or 0), -1, suspect="its header cannot be read")]
+    except NotOursError:
+        why = "it was not written by nantrap"
+    except (FormatError, OSError, KeyError, TypeError, ValueError, OverflowError):
+        why = "its header cannot be read"
+    digits = "".join(c for c in path.stem.split("-")[1] if c.isascii() and c.isdecimal())
+    return [SavedCheckpoint(path, int(digits or 0), -1, suspect=why)]
 
 
-def _with_hash(saved: SavedCheckpoint) -> SavedCheckpoint:
+def _with_hash(saved: SavedCheckpoint, *, foreign: bool = False) -> SavedCheckpoint:
+    """The same with its hash if it is whole and says that a store wrote it under this name, or in any case of
+    `foreign`."""
     if saved.sha256 or saved.suspect:
         return saved
     try:
-        read_file(saved.path)
+        if check_file(saved.path).get("file") != saved.path.name and not foreign:
+            return saved
         return replace(saved, sha256=sha256_of(saved.path), bytes=saved.path.stat().st_size)
     except (FormatError, OSError):
         return saved
@@ -202,22 +247,22 @@ def write_checkpoint(
     """Write, list, rename, tidy up. An `OSError` says what happened, and that the last good one still exists."""
     target = folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with locked(folder, seconds=lock_seconds):
-            remove_leftovers(folder)
-            entries = relisted(read_catalogue(folder))
+            remove_leftovers(folder, writer=_WRITER)
+            entries = own_catalogue(folder)
             target = free_path(folder, step)
             sequence = 1 + max((entry.sequence for entry in entries), default=0)
             saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
             about = {"step": step, "sequence": sequence, "saved_at": saved_at, "nantrap": __version__}
-            written = write_file(target, packed, about)
+            written = write_file(target, packed, {**about, "file": target.name}, writer=_WRITER)
             entry = SavedCheckpoint(target, step, sequence, written.bytes, written.sha256, saved_at, pinned=pin)
             try:
                 write_catalogue(folder, [entry, *entries])
-                put_in_place(target)
+                put_in_place(target, writer=_WRITER)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    temporary_of(target).unlink()
+                    temporary_of(target, writer=_WRITER).unlink()
                 raise
             _tidy(folder, [entry, *entries], keep=keep)
             return entry
@@ -227,6 +272,42 @@ def write_checkpoint(
         )
         message = f"the checkpoint of step {step:,} was not saved: {error.strerror or error}; {left}"
         raise OSError(error.errno, message, str(target)) from error
+
+
+def change_entry(folder: Path, saved: SavedCheckpoint, *, lock_seconds: float, **changes: Any) -> None:
+    """Write another value of a field of one checkpoint into the manifest."""
+    with locked(folder, seconds=lock_seconds):
+        changed = [
+            replace(_with_hash(entry, foreign=True), **changes) if entry.path.name == saved.path.name else entry
+            for entry in own_catalogue(folder)
+        ]
+        write_catalogue(folder, changed)
+        write_pointer(folder, changed)
+
+
+def put_aside(folder: Path, saved: SavedCheckpoint, *, lock_seconds: float) -> str | None:
+    """Move a damaged file into quarantine. It is read again under the lock: a whole one is never moved.
+
+    Returns:
+        The name that it has there, or `None` if it is whole now, or gone: another process has saved meanwhile.
+    """
+    with locked(folder, seconds=lock_seconds):
+        try:
+            check_file(saved.path)
+            return None
+        except FileNotFoundError:
+            return None
+        except FormatError as error:
+            target = _to_quarantine(folder, saved, str(error))
+        entries = own_catalogue(folder)
+        write_catalogue(folder, entries)
+        write_pointer(folder, entries)
+    return target
+
+
+def _to_quarantine(folder: Path, saved: SavedCheckpoint, reason: str) -> str:
+    audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (checkpoint_problem("NT908", reason),))
+    return Path(quarantine([audit], folder / QUARANTINE)[0].target).name
 
 
 def last_good_in(folder: Path) -> SavedCheckpoint | None:
@@ -239,13 +320,33 @@ def last_good_in(folder: Path) -> SavedCheckpoint | None:
 
 def _tidy(folder: Path, entries: list[SavedCheckpoint], *, keep: int) -> None:
     """The pointer, then what is superseded. The checkpoint is safe by now: nothing here may fail the save."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UsageError):
         write_pointer(folder, entries)
-        removed = superseded(entries, keep=keep)
+        whole = [entry for entry in entries if _has_its_size(entry)]  # one that was cut does not count
+        removed = superseded(whole, keep=keep)
         for entry in removed:
-            entry.path.unlink(missing_ok=True)
+            _remove(folder, entry)
         if removed:
             write_catalogue(folder, [entry for entry in entries if entry not in removed])
+
+
+def _has_its_size(entry: SavedCheckpoint) -> bool:
+    with contextlib.suppress(OSError):
+        return entry.path.stat().st_size == entry.bytes
+    return False
+
+
+def _remove(folder: Path, entry: SavedCheckpoint) -> None:
+    """Remove a file if it is whole and the one that was saved. A damaged one is moved to quarantine, another stays."""
+    try:
+        about = check_file(entry.path)
+    except (FileNotFoundError, NotOursError):
+        return
+    except FormatError as error:
+        _to_quarantine(folder, entry, str(error))
+        return
+    if (about.get("step"), about.get("sequence")) == (entry.step, entry.sequence):
+        entry.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +364,11 @@ def choose(resume: str | int | os.PathLike[str], folder: Path, newest_first: lis
         return Choice(_some(good, folder, newest_first))
     if resume == "latest":
         return Choice(_some(newest_first, folder, newest_first))
+    if isinstance(resume, bool) or not isinstance(resume, (int, str, os.PathLike)):
+        raise UsageError(
+            f"load({resume!r}): expected last_good, latest, a step (an integer) or the path of a file; "
+            f"{_there(newest_first)}"
+        )
     if isinstance(resume, int):
         wanted = next((saved for saved in newest_first if saved.step == resume), None)
         if wanted is None:

@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -21,29 +21,27 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap._version import __version__
-from nantrap.checkpoints.audit.quarantining import quarantine
-from nantrap.checkpoints.audit.verdict import CheckpointAudit, checkpoint_problem
 from nantrap.checkpoints.store.catalogue import (
+    QUARANTINE,
     Choice,
     SavedCheckpoint,
+    change_entry,
     choose,
     free_path,
     last_good_in,
-    locked,
+    put_aside,
     read_catalogue,
-    relisted,
-    write_catalogue,
     write_checkpoint,
-    write_pointer,
 )
 from nantrap.checkpoints.store.gate import refuse_nonfinite
-from nantrap.checkpoints.store.storefile import NotOursError, Packed, pack_state, read_file, write_file
+from nantrap.checkpoints.store.storefile import NotOursError, Packed, check_file, pack_state, read_file, write_file
 from nantrap.errors import FormatError, UsageError
 from nantrap.incident.wording import escaped
 from nantrap.locate import RngState, unwrap
-from nantrap.record.durable import put_in_place, sha256_of
+from nantrap.record.durable import make_folder, put_in_place
 
-QUARANTINE = "quarantine"
+_MOST_LOOKS: Final = 100
+"""How often `load` looks again at a folder whose checkpoints another process replaces meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,10 @@ class LoadedCheckpoint:
     extras: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict, repr=False)
     instead_of: tuple[str, ...] = ()
+
+
+class _GoneError(FormatError):
+    """The file was removed or renamed since it was listed."""
 
 
 class CheckpointStore:
@@ -90,13 +92,19 @@ class CheckpointStore:
         asynchronous: bool = False,
         lock_seconds: float = 30.0,
     ) -> None:
-        if keep < 1:
-            raise UsageError(f"CheckpointStore(keep={keep!r}): at least 1; older ones are removed beyond it")
+        if not isinstance(folder, (str, os.PathLike)):
+            raise UsageError(f"CheckpointStore({folder!r}): expected the path of a folder, such as 'runs/checkpoints'")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UsageError(
+                f"CheckpointStore(keep={keep!r}): expected an integer, at least 1; older ones are removed beyond it"
+            )
+        if isinstance(lock_seconds, bool) or not isinstance(lock_seconds, (int, float)) or not lock_seconds >= 0:
+            raise UsageError(f"CheckpointStore(lock_seconds={lock_seconds!r}): expected a number of seconds, 0 or more")
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"CheckpointStore({os.fspath(folder)!r}): this is a file; give a folder")
         self.keep = keep
-        self.allow = tuple(allow)
+        self.allow = _patterns(allow)
         self.asynchronous = asynchronous
         self._lock_seconds = lock_seconds
         self._background = Background()
@@ -141,6 +149,8 @@ class CheckpointStore:
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise UsageError(f"save(step={step!r}): the number of steps made so far, 0 or more")
+        if extras is not None and not isinstance(extras, Mapping):
+            raise UsageError(f"save(extras={type(extras).__name__}): expected a dict of values by name")
         parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
         if all(part is None for part in parts.values()) and not extras:
             raise UsageError("save(step=...): there is nothing to save; give at least model=")
@@ -163,7 +173,7 @@ class CheckpointStore:
     ) -> Path:
         """What `save` does with the state once it is collected: the gate, then the disk."""
         self.wait()
-        refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *allow))
+        refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *_patterns(allow)))
         packed = pack_state(state)
         if not (self.asynchronous if asynchronous is None else asynchronous):
             return self._write(packed, step, pin=pin).path
@@ -191,8 +201,8 @@ class CheckpointStore:
         strict: bool = True,
         fallback: bool = True,
     ) -> LoadedCheckpoint:
-        """Verify a checkpoint and load it into the given parts. A damaged one is moved to quarantine, and an older one
-        is loaded.
+        """Verify a checkpoint by its own checksum and load it into the given parts. A damaged one is moved to
+        quarantine, and an older one is loaded.
 
         Args:
             resume: `"last_good"`, `"latest"` (also one that was marked as suspect), a step, or the path of a file.
@@ -206,22 +216,32 @@ class CheckpointStore:
             UsageError: there is no such checkpoint, or it does not fit.
         """
         self.wait()
-        choice = choose(resume, self.folder, read_catalogue(self.folder))
         parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
-        passed: list[str] = []
-        for candidate in choice.candidates if fallback else choice.candidates[:1]:
+        passed: dict[str, str] = {}
+        for _ in range(_MOST_LOOKS):
             try:
-                state = self._read(candidate)
-            except FormatError as error:
-                may_move = choice.in_store and not isinstance(error, NotOursError)
-                moved = self._put_aside(candidate, str(error)) if may_move else ""
-                passed.append(f"{candidate.path.name} ({error}){moved}")
-                continue
-            self._warn(passed, candidate)
-            restore(state, parts, rng=rng, strict=strict, where=str(candidate.path))
-            position, extras = state.get("data_position"), state.get("extras") or {}
-            return LoadedCheckpoint(candidate.path, int(state["step"]), position, extras, state, tuple(passed))
-        raise FormatError(self._nothing_left(choice, passed, fallback=fallback))
+                choice = choose(resume, self.folder, read_catalogue(self.folder))
+            except UsageError:
+                if passed:  # the other ones are gone by now
+                    break
+                raise
+            for candidate in choice.candidates if fallback else choice.candidates[:1]:
+                try:
+                    state = self._read(candidate)
+                except FormatError as error:
+                    reason = self._passed_over(candidate, error, in_store=choice.in_store)
+                    if reason is None:
+                        break  # another process has saved since the folder was listed: look again
+                    passed[candidate.path.name] = reason
+                    continue
+                left_out = tuple(passed.values())
+                self._warn(left_out, candidate)
+                restore(state, parts, rng=rng, strict=strict, where=str(candidate.path))
+                position, extras = state.get("data_position"), state.get("extras") or {}
+                return LoadedCheckpoint(candidate.path, int(state["step"]), position, extras, state, left_out)
+            else:
+                break
+        raise FormatError(self._nothing_left(choice, tuple(passed.values()), fallback=fallback))
 
     def last_good(self) -> SavedCheckpoint | None:
         """The newest checkpoint that is not marked as suspect, or `None`. Its bytes are verified by `load`."""
@@ -236,21 +256,36 @@ class CheckpointStore:
     def verify(self, saved: SavedCheckpoint) -> str:
         """What is wrong with the file, in words, or an empty string."""
         try:
-            self._read(saved)
+            self._read(saved, check_file)
         except FormatError as error:
             return str(error)
         return ""
 
-    def _read(self, saved: SavedCheckpoint) -> dict[str, Any]:
-        """The state, verified: by the manifest's hash and by the checksum in the file."""
+    def _read(self, saved: SavedCheckpoint, read: Callable[[Path], Any] = lambda path: read_file(path)[1]) -> Any:
+        """The state, verified by the checksum in the file."""
         try:
-            if saved.sha256 and sha256_of(saved.path) != saved.sha256:
-                raise FormatError("its SHA-256 is not the one in the manifest: it was changed after it was saved")
-            return read_file(saved.path)[1]
+            return read(saved.path)
         except FileNotFoundError:
-            raise NotOursError("it is gone") from None
+            raise _GoneError("it is gone") from None
         except OSError as error:
             raise NotOursError(f"it cannot be read: {error.strerror or error}") from error
+
+    def _passed_over(self, saved: SavedCheckpoint, error: FormatError, *, in_store: bool) -> str | None:
+        """Why a checkpoint is not loaded, and where it is now; `None` if it has changed since it was chosen."""
+        if isinstance(error, _GoneError):
+            return None
+        moved = ""
+        if in_store and not isinstance(error, NotOursError):
+            try:
+                name = put_aside(self.folder, saved, lock_seconds=self._lock_seconds)
+            except (OSError, UsageError) as problem:
+                moved = f", left where it is: {problem}"
+            else:
+                if name is None:
+                    return None
+                moved = f", moved to {QUARANTINE}/{name}"
+        reason = str(error).removeprefix(f"{saved.path}: ")
+        return f"{saved.path.name} ({reason}){moved}"
 
     # ---- notes on a checkpoint
 
@@ -263,25 +298,10 @@ class CheckpointStore:
         self._change(saved, suspect=reason)
 
     def _change(self, saved: SavedCheckpoint, **changes: Any) -> None:
+        if not isinstance(saved, SavedCheckpoint):
+            raise UsageError(f"{saved!r} is no checkpoint of a store; give one of store.checkpoints()")
         self.wait()
-        with locked(self.folder, seconds=self._lock_seconds):
-            entries = relisted(read_catalogue(self.folder))
-            changed = [replace(e, **changes) if e.path.name == saved.path.name else e for e in entries]
-            write_catalogue(self.folder, changed)
-            write_pointer(self.folder, changed)
-
-    def _put_aside(self, saved: SavedCheckpoint, reason: str) -> str:
-        """Move a damaged file into quarantine; where that is not possible, only skip it."""
-        audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (checkpoint_problem("NT908", reason),))
-        try:
-            with locked(self.folder, seconds=self._lock_seconds):
-                moves = quarantine([audit], self.folder / QUARANTINE)
-                entries = relisted(read_catalogue(self.folder))
-                write_catalogue(self.folder, entries)
-                write_pointer(self.folder, entries)
-        except (OSError, UsageError) as error:
-            return f", left where it is: {error}"
-        return f", moved to {QUARANTINE}/{Path(moves[0].target).name}"
+        change_entry(self.folder, saved, lock_seconds=self._lock_seconds, **changes)
 
     # ---- small things
 
@@ -299,7 +319,7 @@ class CheckpointStore:
         return f"CheckpointStore({str(self.folder)!r}, keep={self.keep})"
 
     @staticmethod
-    def _warn(passed: list[str], taken: SavedCheckpoint) -> None:
+    def _warn(passed: tuple[str, ...], taken: SavedCheckpoint) -> None:
         if passed:
             warnings.warn(
                 escaped(f"nantrap: damaged: {'; '.join(passed)}", most=4000)
@@ -308,8 +328,8 @@ class CheckpointStore:
                 stacklevel=3,
             )
 
-    def _nothing_left(self, choice: Choice, passed: list[str], *, fallback: bool) -> str:
-        tried = "; ".join(passed)
+    def _nothing_left(self, choice: Choice, passed: tuple[str, ...], *, fallback: bool) -> str:
+        tried = "; ".join(passed) or "each was removed before it could be read"
         if not fallback and choice.in_store:
             good = last_good_in(self.folder)
             older = f"; the last good one is {good.path.name}" if good is not None else ""
@@ -348,20 +368,30 @@ class Background:
             raise error
 
 
+def _patterns(allow: Iterable[str]) -> tuple[str, ...]:
+    """Name patterns as they were given; a single one need not be in a list."""
+    patterns = (allow,) if isinstance(allow, str) else tuple(allow)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"allow={allow!r}: expected patterns of names, such as ['model.*.running_min']")
+    return patterns
+
+
 # ---- one checkpoint in one file, without a store
 
 
 def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
     """Write the state, only if it is finite; a file of that name is replaced atomically."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"save({path!r}): expected the path of a file, such as 'best.safetensors'")
     target = Path(path)
     if target.is_dir():
         raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
-    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=tuple(allow))
+    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=_patterns(allow))
     packed = pack_state(state)
     saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     about = {"step": step, "sequence": 0, "saved_at": saved_at, "nantrap": __version__}
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         write_file(target, packed, about)
         put_in_place(target)
     except OSError as error:
@@ -374,6 +404,8 @@ def load_alone(
     path: str | os.PathLike[str], parts: Mapping[str, Any], *, rng: bool = True, strict: bool = True
 ) -> dict[str, Any]:
     """Verify the file by its checksum and load it into the parts; the state as it was saved comes back as well."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"load({path!r}): expected the path of a file that guard.save wrote")
     try:
         state = read_file(Path(path))[1]
     except FileNotFoundError:

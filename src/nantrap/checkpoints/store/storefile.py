@@ -15,7 +15,7 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
-from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.contents import Contents, Extent, UnreadableError
 from nantrap.checkpoints.audit.files import ByteSource, LocalSource
 from nantrap.checkpoints.audit.readers import safetensors
 from nantrap.checkpoints.audit.readers.nantrap_file import line_of
@@ -45,6 +45,7 @@ _DAMAGE = (
     struct.error,
 )  # fmt: skip
 """What reading a damaged or forged header can raise."""
+_PIECE_BYTES: Final = 1 << 20
 
 
 class NotOursError(FormatError):
@@ -81,34 +82,59 @@ def pack_state(state: Mapping[str, Any]) -> Packed:
     return Packed(sections, packer.tensors)
 
 
-def write_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
+def write_file(target: Path, packed: Packed, about: Mapping[str, Any], *, writer: str = "") -> Written:
     """Write under a temporary name next to `target`, flushed. The caller renames it. `about` is what the file stores
     about itself."""
-    with written_beside(target) as file:
+    with written_beside(target, writer=writer) as file:
         return _write(file, json.dumps({"about": dict(about), "state": packed.sections}), packed.tensors)
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a file stores about itself, and the state, with its checksum verified. `FormatError` if it is damaged."""
+    tensors: dict[str, Tensor] = {}
+
+    def whole(extent: Extent) -> Iterator[memoryview]:
+        stored = extent.tensors[0]
+        tensors[extent.label] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype.name))
+        yield _bytes_of(tensors[extent.label])
+
+    described = _verified(path, whole)
+    return described["about"], {name: unpack(value, tensors) for name, value in described["state"].items()}
+
+
+def check_file(path: Path) -> dict[str, Any]:
+    """What a file stores about itself, with its checksum verified in little memory. `FormatError` if it is damaged."""
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+
+    def pieces(extent: Extent) -> Iterator[memoryview]:
+        for begin in range(0, extent.size, _PIECE_BYTES):
+            yield buffer[: min(_PIECE_BYTES, extent.size - begin)]
+
+    about: dict[str, Any] = _verified(path, pieces)["about"]
+    return about
+
+
+def _verified(path: Path, memory: Callable[[Extent], Iterable[memoryview]]) -> dict[str, Any]:
+    """The description in the header, once all bytes were read into the memory that is given for each tensor."""
     with LocalSource(str(path)) as source:
         contents, structure, expected = open_contents(source)
-        tensors: dict[str, Tensor] = {}
         crc = zlib.crc32(structure.encode())
         for extent in contents.extents:
             if not extent.tensors:
                 raise FormatError(f"{path}: tensor {extent.label} has a dtype that is not written here")
-            stored = extent.tensors[0]
+            stored, offset = extent.tensors[0], extent.offset
             crc = zlib.crc32(line_of(extent.label, stored.dtype.name, stored.shape), crc)
-            tensor = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype.name))
-            view = _bytes_of(tensor)
-            if source.read_into(extent.offset, view) != extent.size:
-                raise FormatError(f"{path}: tensor {extent.label} is cut short")
-            crc = zlib.crc32(view, crc)
-            tensors[extent.label] = tensor
+            for view in memory(extent):
+                if source.read_into(offset, view) != len(view):
+                    raise FormatError(f"{path}: tensor {extent.label} is cut short")
+                crc = zlib.crc32(view, crc)
+                offset += len(view)
+            if offset != extent.offset + extent.size:
+                raise FormatError(f"{path}: tensor {extent.label} has {extent.size} bytes, which its shape does not")
     if f"{crc:08x}" != expected:
         raise FormatError(f"{path}: its bytes do not match their checksum; the file is damaged")
-    described = json.loads(structure)
-    return described["about"], {name: unpack(value, tensors) for name, value in described["state"].items()}
+    described: dict[str, Any] = json.loads(structure)
+    return described
 
 
 def open_contents(source: ByteSource) -> tuple[Contents, str, str]:
