@@ -75,7 +75,7 @@ def test_the_highest_rate_of_all_groups_is_named() -> None:
     assert (cause.slug, cause.proven) == ("lr_too_high", True)
     assert cause.summary.startswith("a learning rate of 30, the highest of 2 parameter groups, is beyond")
     assert cause.fix is not None
-    assert "(the same steps stay finite at 3)" in cause.fix.text
+    assert "(the same steps stay finite at 0.3)" in cause.fix.text
 
 
 def test_one_rate_for_all_groups_is_named_alone() -> None:

@@ -295,9 +295,10 @@ def test_loss_scale_is_reported_exactly(incident_of: IncidentOf) -> None:
 def test_rate(incident_of: IncidentOf) -> None:
     cause = first(incident_of("lr_too_high"))
     assert cause.summary == "a learning rate of 50 is beyond the stability limit: the loss grew until it overflowed"
-    assert cause.evidence[0].text == "an earlier batch has a far larger loss now, with the same random numbers"
-    assert cause.evidence[1].kind == "history"
-    assert evidence(cause)[2] == "the same batches with a tenth of the learning rate stay finite (trial 1)"
+    assert cause.evidence[0].text.startswith("the updates since step 0 moved the weights by ")
+    assert cause.evidence[1].text == "an earlier batch has a far larger loss now, with the same random numbers"
+    assert cause.evidence[2].kind == "history"
+    assert evidence(cause)[3] == "the same batches with a hundredth of the learning rate stay finite (trial 2)"
 
 
 def test_a_learning_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf) -> None:

@@ -237,7 +237,7 @@ def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) ->
             return rate
 
         assert case.lab.rate("same", "nothing", same).finite is False
-        assert rates == [(step, 50.0) for step in range(case.failure.step)]
+        assert rates == [(step, 50.0) for step in range(case.failure.step + 1)]
         assert case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 1000).finite is True
         assert state(case) == before
 

@@ -1,8 +1,9 @@
 """The steps before the failed one, run again from an older state. Everything is restored afterwards.
 
-Only `guard.attempt` keeps what is needed: anchors, and the batches since then. The steps run as they were (`own_rate`),
-with one thing changed (a trial), or with one operation measured (`repeated_magnitudes`). Nothing of this runs before a
-failure.
+`guard.attempt` keeps the batches since its anchors. In the other forms only the failed step can be computed again: its
+batch then stands in for those of the updates before it (`OlderState.stands_in`). The steps run as
+they were (`own_rate`), with one thing changed (a trial), or with one operation measured (`repeated_magnitudes`).
+Nothing of this runs before a failure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.case import RECENT
@@ -23,12 +26,17 @@ from nantrap.locate.torch_private import DispatchMode, is_in_backward
 from nantrap.locate.trace import Op
 from nantrap.locate.trace.operations import op_name
 from nantrap.locate.trace.storage import extremes, tensors_in
+from nantrap.locate.wrapping import state_tensors
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _SHOWN = 32
 """Of how many of the last steps a magnitude is shown: as many as one line of a terminal or a small chart can hold."""
+_MOST_STAND_INS = 32
+"""How many of the last updates are made again with one batch: as many as lie between two anchors."""
+_MORE_STAND_INS = 8
+"""Updates that are made in addition: another batch may need a few more to fail."""
 RateOf = Callable[[int, int, float], float]
 """The learning rate of a step in a trial: `rate_of(step, group, rate)`, with the number of the parameter group."""
 
@@ -36,6 +44,68 @@ RateOf = Callable[[int, int, float], float]
 def own_rate(_step: int, _group: int, rate: float) -> float:
     """The learning rate that the step had: nothing is changed."""
     return rate
+
+
+@dataclass(frozen=True, slots=True)
+class OlderState:
+    """A state from before the failed step, and the updates since then.
+
+    Attributes:
+        step: the first step after it.
+        restore: puts it back: parameters, optimizer state and, of an anchor, all else.
+        value_of: the copy of a parameter.
+        attempts: the steps since then.
+        stands_in: the batch of the failed step is used in all of them, since theirs are not kept.
+    """
+
+    step: int
+    restore: Callable[[], None]
+    value_of: Callable[[Any], Any]
+    attempts: list[Any]
+    stands_in: bool = False
+
+
+def older_state(case: Case, *, this_batch: bool = False) -> OlderState | None:
+    """The older state from which the updates since then can be made again; `None` if none is kept.
+
+    Args:
+        case: the failure.
+        this_batch: the batch of the failed step stands in for the others, also where they are kept.
+    """
+    failed, anchors = case.failure, case.run.anchors
+    found = None if this_batch else drivable(anchors, failed.step)
+    if found is not None:
+        anchor, attempts = found
+        return OlderState(anchor.step, lambda: anchors.restore(anchor), anchor.snapshot.value_of, attempts)
+    applied = [record.step for record in case.run.history.applied() if record.step < failed.step]
+    older = [] if anchors is None else [a for a in anchors.candidates() if applied and a.step <= applied[-1]]
+    if older:
+        anchor = older[-1]
+        restore, value_of = (lambda: anchors.restore(anchor)), anchor.snapshot.value_of
+        steps = [step for step in applied if step >= anchor.step]
+    elif (first := case.run.first) is not None and applied and first.fits():
+        restore, value_of, steps = first.restore, first.value_of, applied
+    else:
+        return None
+    attempts = [
+        SimpleNamespace(step=step, forward=failed.forward, batches=(failed.batch,), rng=failed.rng, applied=True)
+        for step in (*steps[-_MOST_STAND_INS:], *steps[-1:] * _MORE_STAND_INS)
+    ]
+    return OlderState(steps[0], restore, value_of, attempts, stands_in=True)
+
+
+def moved(case: Case) -> float:
+    """How far the updates since an older state moved what is trained, in units of its own size then; 0 if unknown."""
+    older = older_state(case)
+    if older is None:
+        return 0.0
+    trained = [parameter for parameter in case.failure.parameters.values() if parameter.requires_grad]
+    pairs = [(parameter.detach(), older.value_of(parameter)) for parameter in trained]
+    if any(hasattr(now, "to_local") or then is None or then.shape != now.shape for now, then in pairs):
+        return 0.0
+    size = math.hypot(*(float(then.double().norm()) for _, then in pairs))
+    distance = math.hypot(*(float((now.double() - then.double()).norm()) for now, then in pairs))
+    return distance / size if size else 0.0
 
 
 def drift(case: Case) -> float | None:
@@ -87,6 +157,7 @@ def driven(
     alter: Callable[[Any], Any] | None = None,
     *,
     measuring: OperationMeter | None = None,
+    this_batch: bool = False,
 ) -> Rerun:
     """The steps from an older state up to the failed one, which is run last. Everything is restored.
 
@@ -95,28 +166,29 @@ def driven(
         rate_of: gives the learning rate of each step.
         alter: gives the batch that is used instead of another.
         measuring: measures one operation in each pass.
+        this_batch: the batch of the failed step stands in for the others.
     """
     failed = case.failure
     if not failed.repeatable or failed.rng is None:
         raise LookupError("the two-line form cannot run earlier steps again")
     if failed.averaged and failed.crew is None:
         raise LookupError("earlier steps averaged the gradients of all ranks, which one alone does not get again")
-    found = drivable(case.run.anchors, failed.step)
-    if found is None:
+    older = older_state(case, this_batch=this_batch)
+    if older is None:
         raise LookupError("no older state is kept from which the steps could be run again")
-    anchor, attempts = found
     recorded = {record.step: record.lr for record in case.run.history}
     groups = failed.optimizer.param_groups
     rates = {}
-    for attempt in attempts:
-        known = recorded.get(attempt.step, ())
+    for step in (*(attempt.step for attempt in older.attempts), failed.step):
+        known = recorded.get(step, ())
         before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
-        rates[attempt.step] = tuple(rate_of(attempt.step, group, rate) for group, rate in enumerate(before))
+        rates[step] = tuple(rate_of(step, group, rate) for group, rate in enumerate(before))
     if failed.crew is None:
-        return Rerun(*drive(case, anchor.step, rates, alter=alter, measuring=measuring))
-    if alter is not None:
+        part = drive(case, older.step, rates, alter=alter, measuring=measuring, this_batch=this_batch)
+        return Rerun(*part)
+    if alter is not None or this_batch:
         raise LookupError("the batches of the other ranks are not changed")
-    return Rerun(*failed.crew.steps(anchor.step, rates))
+    return Rerun(*failed.crew.steps(older.step, rates))
 
 
 def drive(
@@ -127,6 +199,7 @@ def drive(
     alter: Callable[[Any], Any] | None = None,
     average: Callable[[], None] | None = None,
     measuring: OperationMeter | None = None,
+    this_batch: bool = False,
 ) -> Part:
     """Make the steps since an older state again, and the failed one.
 
@@ -137,31 +210,35 @@ def drive(
         alter: gives the batch that is used instead of another.
         average: averages the gradients over the ranks, where all of them do this.
         measuring: measures one operation in each pass.
+        this_batch: the batch of the failed step stands in for the others.
     """
     anchors, failed = case.run.anchors, case.failure
-    found = drivable(anchors, failed.step)
-    if found is None or found[0].step != since or failed.rng is None:
+    older = older_state(case, this_batch=this_batch)
+    if older is None or older.step != since or failed.rng is None:
         raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
-    anchor, attempts = found
     change = alter or (lambda batch: batch)
     gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
     streams, present = failed.rng.now(), anchors.capture(failed.step)
+    alone = failed.rewound() if average is None else contextlib.nullcontext()
     try:
-        anchors.restore(anchor)
-        bad = False
-        for attempt in attempts:
-            if attempt.step == failed.step:
-                break
-            if attempt.applied:
-                _drive_one(case, attempt, rates[attempt.step], change, average, measuring)
-            bad = bad or any_nonfinite(failed.parameters.values())
-            if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
-                return Part(False)
-        if failed.symptom == "optimizer":
-            return Part(not bad)  # reached the failed step with finite weights; its update is another harness
-        with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
-            part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
-        return Part(False) if bad else part
+        with alone:
+            older.restore()
+            bad = False
+            for attempt in older.attempts:
+                if attempt.step == failed.step:
+                    break
+                if attempt.applied:
+                    _drive_one(case, attempt, rates[attempt.step], change, average, measuring)
+                bad = bad or any_nonfinite(failed.parameters.values())
+                if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
+                    return Part(False)
+            with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
+                part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
+            if failed.symptom == "optimizer" and part.finite:
+                _update(case, rates[failed.step], average)
+                state = [*failed.parameters.values(), *state_tensors(failed.optimizer)]
+                part = part._replace(finite=not any_nonfinite(state))
+            return Part(False) if bad else part
     finally:
         anchors.restore(present)
         for name, parameter in failed.parameters.items():
@@ -178,7 +255,6 @@ def _drive_one(
     measuring: OperationMeter | None,
 ) -> None:
     """One earlier step, as the plain loop would make it."""
-    optimizer = case.failure.optimizer
     attempt.rng.restore(beside=False)
     for parameter in case.failure.parameters.values():
         parameter.grad = None
@@ -187,15 +263,20 @@ def _drive_one(
             loss = attempt.forward(change(batch)) / len(attempt.batches)
         with contextlib.nullcontext() if measuring is None else measuring.backward_pass():
             case.failure.backward(loss)
+    _update(case, rates, average)
+
+
+def _update(case: Case, rates: tuple[float, ...], average: Callable[[], None] | None) -> None:
+    """Average, clip and step, with the gradients that are there."""
     if average is not None:
         average()
     parameters = list(case.failure.parameters.values())
     if case.run.max_grad_norm is not None:
         total = gradient_norm([p.grad for p in parameters if p.grad is not None])
         clip_with_norm(parameters, max_norm=case.run.max_grad_norm, total=total)
-    for rate, group in zip(rates, optimizer.param_groups, strict=True):
+    for rate, group in zip(rates, case.failure.optimizer.param_groups, strict=True):
         group["lr"] = rate
-    optimizer.step()
+    case.failure.optimizer.step()
 
 
 def drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:

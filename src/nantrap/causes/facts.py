@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nantrap.thresholds import is_absurd
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -136,6 +138,24 @@ def was_computed(tensor: Tensor) -> bool:
     values = tensor.detach()
     nan = values[values.isnan()]
     return not has_nan_payload(nan) and bool(nan.signbit().all())
+
+
+_FEWEST_BESIDE = 8
+"""Of fewer values none stands out: a bias of two may hold one that is large on purpose."""
+
+
+def lone_giant(tensor: Tensor) -> tuple[float, float] | None:
+    """The one value of a tensor that is far beyond all others, and the next one; `None` if there is no such value."""
+    import torch
+
+    if hasattr(tensor, "to_local") or tensor.layout != torch.strided or tensor.is_meta:
+        return None  # reading a sharded weight is a message to ranks that may not be here
+    sizes = tensor.detach().abs().flatten()
+    if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
+        return None
+    largest, second = (float(value) for value in sizes.double().topk(2).values)
+    alone = math.isfinite(largest) and is_absurd(largest) and (not second or is_absurd(largest / second))
+    return (largest, second) if alone else None
 
 
 def made_so(tensor: Tensor) -> bool:

@@ -8,6 +8,7 @@ Where a control does not hold, its trials are not run; each notes it, and none o
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nantrap.causes.changes import LogSpace, SinglePrecision
-from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, older_weights, own_rate
+from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, moved, older_state, older_weights, own_rate
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.replacement import Replacement, is_of_family
@@ -148,8 +149,9 @@ class Laboratory:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(own_rate)
-        if result.finite and self._case.failure.symptom == "optimizer":
-            return "the steps before this one are finite again, and its update is not among them", result
+        older = older_state(self._case)
+        if older is not None and older.stands_in:
+            return "updates on this batch at the same learning rate do not fail" if result.finite else "", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
@@ -360,14 +362,42 @@ class Laboratory:
 
     # ---- the steps before, with one thing changed
 
-    def rate(self, name: str, change: str, rate_of: RateOf) -> Trial:
-        """The steps since an older state again, with other learning rates."""
-        return self.run(name, change, lambda: self._driven(rate_of), harness="steps")
+    def rate(self, name: str, change: str, rate_of: RateOf, *, this_batch: bool = False) -> Trial:
+        """The steps since an older state again, with other learning rates and, if asked for, with this batch alone."""
+        older = older_state(self._case)
+        if this_batch or (older is not None and older.stands_in):
+            change += ", with this batch"
+        return self.run(name, change, lambda: self._driven(rate_of, this_batch=this_batch), harness="steps")
 
     def tenth_of_rate(self) -> Trial:
         """The steps since an older state again, with a tenth of every learning rate."""
         change = "a tenth of the learning rate from an older state on"
         return self.rate("tenth_of_rate", change, lambda _step, _group, rate: rate / 10)
+
+    @functools.cached_property
+    def moved(self) -> float:
+        """How far the updates since an older state moved the weights, in units of their own size; 0 if unknown."""
+        return moved(self._case)
+
+    @property
+    def since(self) -> str:
+        """From when on the updates are made again, in words."""
+        older = older_state(self._case)
+        return "" if older is None else f"since step {older.step:,}"
+
+    @property
+    def steps(self) -> str:
+        """What is made again from an older state, in words."""
+        older = older_state(self._case)
+        return "updates on this batch" if older is not None and older.stands_in else "the same steps"
+
+    def steps_in_words(self, change: str) -> str:
+        """What a finite trial of the steps since an older state shows."""
+        older = older_state(self._case)
+        if older is None or not older.stands_in:
+            return f"the same batches {change} stay finite"
+        updates = f"{len(older.attempts)} updates on this batch"
+        return f"{updates}, from the weights of step {older.step:,}, fail again; {change} they do not"
 
     def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
         """The steps since an older state again, each with `alter(batch)` instead of its batch."""
@@ -385,10 +415,10 @@ class Laboratory:
         """Make the steps since an older state again, and the failed one: see `earlier_steps.drive`."""
         return drive(self._case, since, rates, average=average)
 
-    def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Rerun:
+    def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None, *, this_batch: bool = False) -> Rerun:
         """The steps from an older state up to the failed one; notes where only all ranks together could make them."""
         failed = self._case.failure
         self.wants_others = self.wants_others or (
             failed.repeatable and failed.rng is not None and failed.averaged and failed.crew is None
         )
-        return driven(self._case, rate_of, alter)
+        return driven(self._case, rate_of, alter, this_batch=this_batch)

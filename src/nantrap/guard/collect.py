@@ -293,7 +293,8 @@ class Collector:
         if not self.attempting:
             self.stream = torch.default_generator.get_state()
         self.session.protected.end()
-        self.session.progress.loaded = None
+        if not self.session.ladder.in_a_row:  # after a refused step the weights are still those that were loaded
+            self.session.progress.loaded = None
         if self.together:
             self.session.ranks.end_step()
         if pending_probes:

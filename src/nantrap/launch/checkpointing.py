@@ -18,6 +18,7 @@ import contextlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.torch_private import hook_tables
 from nantrap.locate.hooks import Hook
+from nantrap.locate.torch_private import version_of
 
 T = TypeVar("T")
 _DEPTH = 4
@@ -273,7 +275,10 @@ def _install_loading(patches: Patches, registry: OptimizerRegistry) -> None:
             registry.record_abandoned()  # the script goes back to another state: what it tested belongs to this one
         result = original(self, *args, **kwargs)
         if not registry.is_own_call():
-            bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]
+            named = (*self.named_parameters(), *self.named_buffers())
+            found = {name: tensor for name, tensor in named if finite.any_nonfinite([tensor.detach()])}
+            registry.loaded_bad += [(weakref.ref(tensor), version_of(tensor)) for tensor in found.values()]
+            bad = [name for name, p in self.named_parameters() if name in found]
             if bad:
                 registry.say(
                     f"resume: the state that was loaded into {type(self).__name__} is not finite: "

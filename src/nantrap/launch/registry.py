@@ -22,6 +22,7 @@ from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.session import Session, Setup
+from nantrap.guard.state.protected import Protected
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
@@ -39,6 +40,7 @@ from nantrap.launch.shared import Shared
 from nantrap.locate import unwrap
 from nantrap.locate.failure import active_replays
 from nantrap.locate.nodes import leaves_below, leaves_of, nodes_below
+from nantrap.locate.torch_private import version_of
 from nantrap.report import write_line
 
 
@@ -100,6 +102,8 @@ class OptimizerRegistry:
         self.has_children = False
         self.own_guards = 0
         """How many optimizers the script guards itself."""
+        self.loaded_bad: list[tuple[weakref.ref[Tensor], int]] = []
+        """What was not finite when a state was loaded into a module, each with the count of its writes by then."""
         self.known: dict[int, OptimizerEntry] = {}
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
@@ -378,6 +382,7 @@ class OptimizerRegistry:
                 schedules=entry.schedules,
             ),
         )
+        session.progress.loaded = self._loaded_bad(session.protected) or None
         return ScriptLoop(
             root,
             session,
@@ -385,6 +390,12 @@ class OptimizerRegistry:
             max_grad_norm=settings.clip or None,
             checks_epochs=settings.check_state == "epoch",
         )
+
+    def _loaded_bad(self, protected: Protected) -> frozenset[str]:
+        """What was not finite when a state was loaded into the model, and was not written since, by name."""
+        kept = {id(tensor): version for known, version in self.loaded_bad if (tensor := known()) is not None}
+        named = (*protected.members.named(), *protected.root.named_buffers())
+        return frozenset(name for name, tensor in named if kept.get(id(tensor)) == version_of(tensor))
 
     def _tell_apart(self) -> None:
         """With several optimizers each printed line says whose step it is: each counts its own steps from 0."""

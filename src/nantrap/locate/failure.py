@@ -91,6 +91,7 @@ class RunFacts:
         scale: the loss scale, if there is one.
         max_grad_norm: to what the guard clips.
         anchors: older states, from which trials run the steps since then again.
+        first: a copy of parameters and optimizer state from before the first update, where no anchors are kept.
         ema_modules: averages of the weights.
         scheduler: the guard's scheduler, or `None`.
         untouched: whether parameters and optimizer state are those that the last step left; `None` if not known.
@@ -103,6 +104,7 @@ class RunFacts:
     scale: float | None = None
     max_grad_norm: float | None = None
     anchors: Any = None
+    first: Any = None
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None
     untouched: bool | None = None

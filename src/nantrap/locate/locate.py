@@ -81,11 +81,12 @@ def _with_entries(location: Location, failed: Failure) -> Location:
 def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
-        return failed, location_of(replay_update(failed), fallback="optimizer")
+        return _repeatable(failed), location_of(replay_update(failed), fallback="optimizer")
     if failed.symptom == "state" and failed.written_between:
         return failed, Location(phase="state", module=owner_of(failed.written_between[0]))
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
-        return failed, _from_norm(failed)
+        known = _repeatable(failed)
+        return known, _from_norm(known)
     if not failed.repeatable:
         found = _from_source(failed, seconds) or _from_tape(failed)
         return found or (failed, locate_without_function(failed))
@@ -96,6 +97,12 @@ def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
         return failed, Location(phase=failed.symptom, notes=(note,))
     clear_probes()
     return failed, _from_replay(failed, replay_step(failed), seconds)
+
+
+def _repeatable(failed: Failure) -> Failure:
+    """The step with a way to compute its loss again, if it has one or its source lines show one."""
+    again = None if failed.repeatable else compute_again(failed)
+    return failed if again is None else failed.repeated_by(again.forward, again.batch, again.rng)
 
 
 def _from_norm(failed: Failure) -> Location:

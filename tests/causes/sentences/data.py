@@ -166,6 +166,19 @@ PROGRAMS: dict[str, str] = {
             p = model(batch[0]).sigmoid()
             return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
     """,
+    "void pixels of 255, and no older state": """
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        batches = [(torch.ones(8, 4), torch.tensor([0.0, 1, 0, 1, 0, 1, 255, 255]).clamp(max=255 if i else 1)[:, None])
+                   for i in range(4)]
+        import nantrap
+        policy = nantrap.Policy(rollback=nantrap.Rollback(anchor_every=0, anchor_bytes=0))
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True)
+        def loss_fn(batch):
+            p = model(batch[0]).sigmoid()
+            return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
+    """,
     "nan in sample 1 and an empty sample 4": """
         model = nn.Linear(4, 3, bias=False)
         batches[2][1, 0], batches[2][4] = nan, 0.0
@@ -276,6 +289,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the loss multiplies it by a logarithm",
     ),
     ("void pixels of 255 in a cross-entropy by hand, two lines", "void pixels of 255 in a cross-entropy by hand"): (
+        "updates on this batch are finite",
+    ),
+    ("void pixels of 255, and no older state", "void pixels of 255 in a cross-entropy by hand"): (
         "not decided against label_out_of_range, which comes earlier",
     ),
     ("void pixels of 255 in a cross-entropy by hand", "log of zero"): (

@@ -79,7 +79,7 @@ PROGRAMS: dict[str, str] = {
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a rate that is far too low to matter", "a rate too high"): (
-        "a tenth of the learning rate does not help",
+        "a hundredth of the learning rate does not help",
         "a tenth of the learning rate from an older state on: not finite",
     ),
     ("a generator that the loss holds", "fails once"): ("what a replay cannot put back: turn (generator)",),

@@ -18,6 +18,26 @@ PROGRAMS: dict[str, str] = {
         batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
+    "a rate too high, and no older state": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
+        import nantrap
+        policy = nantrap.Policy(rollback=nantrap.Rollback(anchor_every=0, anchor_bytes=0))
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True)
+        def loss_fn(x): return (model(x) - 1).square().mean()
+    """,
+    "an update that throws the weights away": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e4)
+        def loss_fn(x): return model(x).exp().mean()
+    """,
+    "a moderate gain in 200 layers": """
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(200)))
+        for layer in model: nn.init.normal_(layer.weight, std=1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        def loss_fn(x): return model(x).square().mean()
+    """,
     "gradients that grow alone": """
         model = nn.Linear(4, 4, bias=False)
         nn.init.eye_(model.weight).data.mul_(1.6)
@@ -116,15 +136,34 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the gradient was multiplied by about",
     ),
     ("a rate too high", "a rate too high, two lines"): (
-        "(the same steps stay finite at 5)",
-        "the same batches with a tenth of the learning rate stay finite",
-        "is beyond the stability limit",
+        "(the same steps stay finite at 0.5)",
+        "the same batches with a hundredth of the learning rate stay finite",
     ),
     ("a rate too high, two lines", "a rate too high"): (
+        "the loss was computed again from its source",
+        "18 updates on this batch, from the weights of step 0, fail again; with",
+        "(updates on this batch stay finite at",
+    ),
+    ("a rate too high", "a rate too high, and no older state"): (
+        "is beyond the stability limit",
+        "the updates since step 0 moved the weights by",
+    ),
+    ("a rate too high, and no older state", "a rate too high"): (
         "(for example to 5)",
         "the learning rate of 50 may be too high",
-        "the loss was computed again from its source",
         "no older state is kept from which the steps could be run again",
+    ),
+    ("an update that throws the weights away", "a rate too high"): (
+        "is beyond the stability limit: the updates threw the weights away",
+        "the loss was ",
+    ),
+    ("an update that throws the weights away, two lines", "one value of 1e25"): (
+        "the updates threw the weights away",
+        "moved the weights by",
+    ),
+    ("a moderate gain in 200 layers", "weights far too large"): (
+        "the weights are initialised too large for this depth: each of ",
+        "or normalise between the layers",
     ),
     ("a norm that the optimizer computes of gradients of 1e20", "gradients that grow alone"): (
         "overflows when the optimizer squares it",
@@ -142,7 +181,6 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the weight would never move again",
         "its square, 1.11e+49, is beyond 3.4e+38",
         "a finite gradient of 3.33e+24 overflows when the optimizer squares it",
-        "the steps before this one are finite again, and its update is not among them",
     ),
     ("a norm that overflows", "a gradient of 1e25 under Adam"): (
         "but their norm overflows",

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, rule
+from nantrap.causes.facts import lone_giant
 from nantrap.finite.check import readable
 from nantrap.thresholds import LARGE_GAIN
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from nantrap.causes.case import Case
 
+_DEEP = 16
+"""Layers from which on a moderate gain of each compounds to an overflow; with fewer, one of them must be large."""
+_COMPOUNDED = 1e6
+"""What the gains of such layers multiply to at least: a healthy initialisation stays within a factor of 100."""
 _KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
 
 
@@ -24,7 +29,13 @@ def bad_initialisation(case: Case) -> Claim | None:
         return None
     if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
         return None  # at a pole or outside a domain: no question of size
-    suspects = _oversized(case)
+    gains = _gains(case)
+    suspects = {name: gain for name, gain in gains.items() if gain > LARGE_GAIN}
+    deep = not suspects
+    if deep:
+        suspects = {name: gain for name, gain in gains.items() if gain > 1 and case.failure.parameters[name].dim() > 1}
+        if len(suspects) < _DEEP or sum(map(math.log, suspects.values())) < math.log(_COMPOUNDED):
+            return None
     if not suspects or _is_parameter_itself(case):
         return None
     name, gain = max(suspects.items(), key=lambda item: item[1])
@@ -35,9 +46,8 @@ def bad_initialisation(case: Case) -> Claim | None:
 
     trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
     plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
-    facts = [
-        f"{len(suspects)} weight{plural} the scale of {its} input by more than {LARGE_GAIN:g}; {name} by {gain:.3g}"
-    ]
+    than = 1 if deep else LARGE_GAIN
+    facts = [f"{len(suspects)} weight{plural} the scale of {its} input by more than {than:g}; {name} by {gain:.3g}"]
     grown = [f.absmax for f in case.location.frames if f.absmax is not None]
     if len(grown) > 2:
         facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))
@@ -46,11 +56,14 @@ def bad_initialisation(case: Case) -> Claim | None:
         return None
     return Claim(
         "tried",
-        f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
+        f"the weights are initialised too large for this depth: each of {len(suspects)} multiplies by up to {gain:.3g}"
+        if deep
+        else f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
         tuple(facts),
         trial=trial,
         shows="with those weights rescaled the step is finite",
-        help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)",
+        help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)"
+        + (", or normalise between the layers" if deep else ""),
     )
 
 
@@ -65,8 +78,8 @@ def _is_parameter_itself(case: Case) -> bool:
     return any(share_memory(p, argument) or bool((p == argument).all()) for p in same)
 
 
-def _oversized(case: Case) -> dict[str, float]:
-    """Weights that multiply the scale of their input by far more than a usual one, and by how much."""
+def _gains(case: Case) -> dict[str, float]:
+    """By how much each weight multiplies the scale of its input. One with a single giant value has no such gain."""
     from nantrap.locate.torch_private import parameters_of
 
     owners = {
@@ -77,7 +90,7 @@ def _oversized(case: Case) -> dict[str, float]:
     found = {}
     for name, parameter in case.failure.parameters.items():
         gain = _gain(parameter, owners.get(name, ""))
-        if math.isfinite(gain) and gain > LARGE_GAIN:
+        if math.isfinite(gain) and gain > 0 and lone_giant(parameter) is None:
             found[name] = gain
     return found
 

@@ -165,7 +165,7 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
                 (f"{shown} reaches {high}" + (f", and the loss multiplies it by {weighs}" if weighs else ""),),
                 history=(f"the loss fell to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",),
                 trial=trial,
-                shows="with targets in [0, 1] the same steps are finite",
+                shows=f"with targets in [0, 1] {_what_ran(case, trial)} are finite",
                 help=f"map {shown} to [0, 1] before the loss"
                 if weighs
                 else f"if this is a cross-entropy, map {shown} to [0, 1] before the loss",
@@ -226,7 +226,7 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
         if below_zero and call.op.name.startswith("aten.binary_cross_entropy")
         else (),
         trial=trial,
-        shows=f"with targets in {allowed} the same steps are finite",
+        shows=f"with targets in {allowed} {_what_ran(case, trial)} are finite",
         help=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)",
     )
 
@@ -252,6 +252,10 @@ def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | Non
     steps = case.lab.steps_with("clean_steps", f"targets clamped to {allowed} in the steps since an older state", clean)
     led_here = case.loss_growth >= _LED_HERE or any(record.loss < 0 for record in case.run.history.applied())
     return steps if steps.finite is not None or led_here else trial
+
+
+def _what_ran(case: Case, trial: Trial | None) -> str:
+    return case.lab.steps if trial is not None and trial.harness == "steps" else "the same steps"
 
 
 def _same_values(tensor: Tensor, target: Tensor) -> bool:

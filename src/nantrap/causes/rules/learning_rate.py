@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim, rule
 from nantrap.incident import Trial
-from nantrap.thresholds import HIGHEST_MEANT_RATE, has_grown, is_absurd_rate
+from nantrap.thresholds import has_grown, is_absurd_rate
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -18,11 +19,15 @@ _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
 _SMALL_RATE = 1e-6
 """A learning rate at which no update of finite gradients overflows."""
 _USUAL, _USUAL_RATE = "usual_rate", 1e-3
-"""A learning rate at which most optimizers train most models; tried where the given one is beyond any meaning."""
+"""A learning rate at which most optimizers train most models; tried where a hundredth of the given one is higher."""
 _SHOWN = 6
 """Losses before the failure that are shown: they fit into one line."""
 _STABLE = 2.0
 """A loss that ended above this many times the first one is finite and not stable."""
+_THROWN = 1.0
+"""Weights that a few updates moved by as much as their own size were thrown away rather than trained."""
+_OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
+"""Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0
 """A schedule moves a learning rate by less in one step; a restored state that does not fit moves it by more."""
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
@@ -37,43 +42,99 @@ def lr_too_high(case: Case) -> Claim | None:
         return None
     rates = _last_rates(case)
     rate = max(rates, default=math.nan)
-    trial, part, lower = case.lab.tenth_of_rate(), "a tenth of the learning rate", rate / 10
-    if trial.finite is not True and rate > HIGHEST_MEANT_RATE:
-        part, lower = f"a learning rate of at most {_USUAL_RATE:g}", _USUAL_RATE
-        trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
+    trial, part, lower = _slower(case, rate)
     if _is_refuted(case, trial, part):
         return None
     delays = _only_delays(case, trial) if trial.finite else ""
-    tried = f" (the same steps stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
+    stable = bool(trial.finite) and not delays and _is_stable(case, trial)
+    tried = f" ({case.lab.steps} stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
     known = math.isfinite(rate)
     of = f" of {rate:.4g}" + (f", the highest of {len(rates)} parameter groups," if len(set(rates)) > 1 else "")
-    shown = " -> ".join(f"{record.loss:.3g}" for record in case.run.history.applied()[-_SHOWN:])
+    losses = [f"{record.loss:.3g}" for record in case.run.history.applied()[-_SHOWN:]]
     worse = ("an earlier batch has a far larger loss now, with the same random numbers",)
     return Claim(
-        "hint" if delays else "tried",
-        f"a learning rate{of} is beyond the stability limit: {_what_grew(case)}"
+        "tried" if stable or (case.grew and not delays) else "hint",
+        f"a learning rate{of} is beyond the stability limit: {_what_happened(case)}"
         if trial.finite and not delays
-        else f"the learning rate{of if known else ''} may be too high: {_what_grew(case)}",
-        (*(worse if case.lab.weights_diverged() else ()), *((delays,) if delays else ())),
-        history=(f"the loss went {shown} before the failure",),
+        else f"the learning rate{of if known else ''} may be too high: {_what_happened(case)}",
+        (
+            *_how_far(case),
+            *(worse if case.lab.weights_diverged() else ()),
+            *((delays,) if delays else ()),
+        ),
+        history=(f"the loss {'went' if len(losses) > 1 else 'was'} {' -> '.join(losses)} before the failure",),
         trial=trial,
-        shows=f"the same batches with {part} stay finite",
+        shows=case.lab.steps_in_words(f"with {part}"),
         help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
         "learning rate only delays it"
         if delays
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
-        verifies=not delays and _is_stable(case, trial),
+        verifies=stable,
     )
 
 
-def _may_be_too_high(case: Case) -> bool:
-    """Whether the loss or the gradients grew up to this failure, and the weights did get worse by it."""
-    if case.phase not in ("forward", "backward", "optimizer") or not case.grew or rate_jump(case) is not None:
+def _slower(case: Case, rate: float) -> tuple[Trial, str, float]:
+    """The updates again with lower and lower learning rates, until the loss is stable: the trial, its part, its rate.
+
+    If none is stable, the first one that is finite; else the last.
+    """
+    tried = [(case.lab.tenth_of_rate(), "a tenth of the learning rate", rate / 10)]
+
+    def settled() -> bool:
+        trial = tried[-1][0]
+        return trial.finite is None or (trial.finite and _is_stable(case, trial))
+
+    if not settled():
+        part = f"{_LOWER[100]} of the learning rate"
+        trial = case.lab.rate("rate_by_100", f"{part} from an older state on", lambda _s, _g, lr: lr / 100)
+        tried.append((trial, part, rate / 100))
+    if not settled() and rate / 100 > _USUAL_RATE:
+        part = f"a learning rate of at most {_USUAL_RATE:g}"
+        trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
+        tried.append((trial, part, _USUAL_RATE))
+    if settled():
+        return tried[-1]
+    return next((entry for entry in tried if entry[0].finite), tried[-1])
+
+
+def rate_explains(case: Case) -> bool:
+    """Whether updates with a lower learning rate lead to a step that is finite, with a usual loss."""
+    if not _may_be_too_high(case):
         return False
-    if not case.failure.repeatable and not _loss_overflowed(case):
+    trial = _slower(case, max(_last_rates(case), default=math.nan))[0]
+    return bool(trial.finite) and _is_stable(case, trial)
+
+
+def _may_be_too_high(case: Case) -> bool:
+    """Whether the updates since an older state made the weights worse: the loss or the gradients grew, or the weights
+    moved by more than their own size."""
+    if case.phase not in ("forward", "backward", "optimizer") or case.external is not None:
+        return False
+    if not (case.grew or _thrown(case)) or rate_jump(case) is not None:
+        return False
+    if not case.failure.repeatable and not (_loss_overflowed(case) or _thrown(case)):
         return False  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
+    if any(_shows_good_weights(case, trial) for trial in case.lab.trials):
+        return False
     # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
     return case.lab.weights_diverged() is not False
+
+
+def _thrown(case: Case) -> bool:
+    return case.lab.moved >= _THROWN
+
+
+def _shows_good_weights(case: Case, trial: Trial) -> bool:
+    """Whether the step had a usual loss with the weights of now and one other thing changed: not those are bad."""
+    same_weights = trial.harness == "step" and not trial.name.startswith(_OTHER_WEIGHTS)
+    return same_weights and trial.finite is True and _is_stable(case, trial)
+
+
+def _how_far(case: Case) -> tuple[str, ...]:
+    """By how much the updates moved the weights, where that is more than their own size."""
+    if not _thrown(case):
+        return ()
+    return (f"the updates {case.lab.since} moved the weights by {case.lab.moved:.3g} times their own size",)
 
 
 def _loss_overflowed(case: Case) -> bool:
@@ -97,7 +158,10 @@ def _is_refuted(case: Case, trial: Trial, part: str) -> bool:
     return False
 
 
-def _what_grew(case: Case) -> str:
+def _what_happened(case: Case) -> str:
+    """What the updates before the failure did, in words."""
+    if not case.grew:
+        return "the updates threw the weights away"
     rose = has_grown(case.loss_growth)
     overflowed = " until it overflowed" if rose and _loss_overflowed(case) else ""
     return ("the loss grew" if rose else "the gradients grew") + overflowed
@@ -132,16 +196,20 @@ def _only_delays(case: Case, slower: Trial) -> str:
     still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _step, _group, lr: 0.0 * lr)
     if slower.loss is None or still.loss is None or not math.isfinite(still.loss):
         return ""  # nothing to compare: the update itself failed
-    if slower.name == _USUAL:  # so small that a loss which rises at all shows the direction
-        return _DELAYS if abs(slower.loss) > abs(still.loss) else ""
-    if abs(slower.loss) <= _NOISE * abs(still.loss):
+    if abs(slower.loss) <= (1.0 if slower.name == _USUAL else _NOISE) * abs(still.loss):
         return ""
-    for part, words in _LOWER.items():
-        change = f"{words} of the learning rate from an older state on"
-        lower = case.lab.rate(f"rate_by_{part}", change, lambda _s, _g, lr, part=part: lr / part)  # type: ignore[misc]
+    for part, words in _LOWER.items():  # on one batch: the noise of batches does not show a direction
+        highest = _USUAL_RATE / part if slower.name == _USUAL else math.inf
+        change = f"{words} of the learning rate" if highest == math.inf else f"a learning rate of at most {highest:g}"
+        rate_of = functools.partial(_lowered, part, highest)
+        lower = case.lab.rate(f"this_batch_by_{part}", f"{change} from an older state on", rate_of, this_batch=True)
         if lower.loss is None or abs(lower.loss) < abs(still.loss):
             return ""
     return _DELAYS
+
+
+def _lowered(by: float, highest: float, _step: int, _group: int, rate: float) -> float:
+    return min(rate / by, highest)
 
 
 def _is_stable(case: Case, trial: Trial) -> bool:
@@ -171,7 +239,7 @@ def resume_lr_jump(case: Case) -> Claim | None:
         (),
         history=(f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
         trial=trial,
-        shows="with the learning rate before the jump the same steps stay finite",
+        shows=f"with the learning rate before the jump {case.lab.steps} stay finite",
         help="if a state was restored there, set the learning rate again after load_state_dict in every param group "
         "(and the scheduler's base_lrs), or do not restore the scheduler; if a schedule jumps there, slow it down",
     )

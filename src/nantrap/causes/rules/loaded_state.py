@@ -37,9 +37,9 @@ def uninitialised_memory(case: Case) -> Claim | None:
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
-    if case.was_loaded_bad(external.name) or not _looks_unfilled(case, external.tensor):
+    untouched = _never_written(external.tensor) or _is_beside_unfilled(case, external.tensor)
+    if case.was_loaded_bad(external.name) or not (untouched or _looks_unfilled(case, external.tensor)):
         return None
-    untouched = _never_written(external.tensor)
     whole = not bool(external.tensor.detach().isfinite().any())
     return Claim(
         "measured" if untouched else "hint",
@@ -63,7 +63,13 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
     if external is None or external.kind not in ("parameter", "buffer"):
         return None
     if case.was_loaded_bad(external.name):
-        since = "inside this step" if external.during else "since the last step"
+        since = (
+            "inside this step"
+            if external.during
+            else "before the first step"
+            if case.first_step
+            else "since the last step"
+        )
         return Claim(
             "measured",
             f"{external.name} was non-finite when it was loaded",
@@ -77,7 +83,8 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
         return None
     if not case.first_step:
         return _not_read_until_now(case, external)
-    if _never_written(external.tensor) or (made_so(external.tensor) and not _is_bad_everywhere(case)):
+    unfilled = _never_written(external.tensor) or _is_beside_unfilled(case, external.tensor)
+    if unfilled or (made_so(external.tensor) and not _is_bad_everywhere(case)):
         return None  # nothing was written after it was made: see uninitialised_memory and state_overwritten
     return Claim(
         "hint",
@@ -149,6 +156,15 @@ def _never_written(tensor: Tensor) -> bool:
     bad = ~tensor.detach().isfinite()
     marked = tensor.is_cpu and platform.machine().lower() in ("x86_64", "amd64")
     return version_of(tensor) == 0 and bad.numel() > 1 and bool(bad.all()) and marked and not was_computed(tensor)
+
+
+def _is_beside_unfilled(case: Case, tensor: Tensor) -> bool:
+    """Whether a single number was not written since it was made, and another parameter holds what its allocation
+    gave: `to_empty` and a model on the device `meta` leave all of them so."""
+    from nantrap.locate.torch_private import version_of
+
+    alone = tensor.numel() == 1 and version_of(tensor) == 0 and not was_computed(tensor)
+    return alone and any(_never_written(parameter) for parameter in case.failure.parameters.values())
 
 
 def _looks_unfilled(case: Case, tensor: Tensor) -> bool:

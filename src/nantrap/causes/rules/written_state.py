@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
 from nantrap.causes.claim import Claim, Has, rule
-from nantrap.causes.facts import describe, made_so
-from nantrap.thresholds import is_absurd
+from nantrap.causes.facts import describe, lone_giant, made_so
+from nantrap.causes.rules.learning_rate import rate_explains
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from nantrap.incident import Finding
     from nantrap.locate.trace import External, Op
 
-_FEWEST_BESIDE = 8
-"""Of fewer values none stands out: a bias of two may hold one that is large on purpose."""
 _AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
 
@@ -36,6 +33,8 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         text = f"{external.name} {describe(external.tensor)} before the step"
         done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
     elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
+        if rate_explains(case):
+            return None  # the buffer is only where weights that were thrown away show first
         has, name = "measured", bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
@@ -271,19 +270,15 @@ def _lone_giant(case: Case) -> Claim | None:
 
     A flipped bit of the exponent looks so, and so does a write by the program: which of the two is not decided.
     """
-    import torch
-
-    if case.first_step or case.phase not in ("forward", "backward") or not case.failure.repeatable:
+    if case.phase not in ("forward", "backward") or not case.failure.repeatable:
         return None
+    wrote = "it was loaded or written so" if case.first_step else "the program wrote it"
+    back = "start from another checkpoint" if case.first_step else "roll back to an older state"
     for name, parameter in case.failure.parameters.items():
-        if hasattr(parameter, "to_local") or parameter.layout != torch.strided or parameter.is_meta:
-            continue  # reading a sharded weight is a message to ranks that may not be here
-        sizes = parameter.detach().abs().flatten()
-        if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
+        giant = lone_giant(parameter)
+        if giant is None:
             continue
-        largest, second = (float(value) for value in sizes.double().topk(2).values)
-        if not (math.isfinite(largest) and is_absurd(largest) and (not second or is_absurd(largest / second))):
-            continue
+        largest, second = giant
 
         def clear(parameter: Tensor = parameter, bound: float = largest) -> None:
             parameter.masked_fill_(parameter.abs() >= bound, 0.0)
@@ -292,10 +287,10 @@ def _lone_giant(case: Case) -> Claim | None:
         if trial.finite:
             return Claim(
                 "hint",
-                f"one value of {name} is {largest:.3g}: the program wrote it, or a bit of it flipped in memory",
-                (f"the other {sizes.numel() - 1:,} values of {name} stay within {second:.3g}",),
+                f"one value of {name} is {largest:.3g}: {wrote}, or a bit of it flipped in memory",
+                (f"the other {parameter.numel() - 1:,} values of {name} stay within {second:.3g}",),
                 also=((trial, "with that one value set to 0 the step is finite"),),
-                help=f"roll back to an older state; look for what writes {name} besides the optimizer, and if nothing "
+                help=f"{back}; look for what writes {name} besides the optimizer, and if nothing "
                 "does and it happens again, test the memory of this machine",
             )
     return None

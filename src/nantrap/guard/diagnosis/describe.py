@@ -128,6 +128,7 @@ def run_facts(session: Session) -> RunFacts:
         scale=session.scaling.value(),
         max_grad_norm=session.setup.max_grad_norm,
         anchors=session.anchors,
+        first=protected.first,
         ema_modules=tuple(protected.averages),
         scheduler=session.setup.scheduler,
         untouched=protected.untouched(),

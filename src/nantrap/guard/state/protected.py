@@ -72,6 +72,8 @@ class Protected:
         """What the last update returned."""
         self._policy = policy
         self._snapshot: UpdateSnapshot | None = None
+        self.first: UpdateSnapshot | None = None
+        """The state before the first update, for trials, where no anchors are kept and memory allows it."""
         self._trusted: list[Tensor] = []
         self._trusted_state: object = None
         self._trusted_writes = -1
@@ -198,7 +200,10 @@ class Protected:
 
     def release(self) -> None:
         """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed."""
-        if self._policy.rollback.undo == "auto" and self._certificate is not None:
+        kept, limits = self._snapshot, self._policy.rollback
+        if self.first is None and kept and not limits.anchor_every and kept.nbytes <= limits.anchor_bytes:
+            self.first, self._snapshot = kept, None
+        elif limits.undo == "auto" and self._certificate is not None:
             self._snapshot = None
 
     def undo(self) -> None:
