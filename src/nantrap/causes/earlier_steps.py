@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.case import RECENT
-from nantrap.causes.harness import Rerun
-from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
+from nantrap.causes.harness import Rerun, clip
+from nantrap.finite import any_nonfinite
 from nantrap.incident import Magnitudes
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.replay import fails_alike, forward_and_backward
@@ -270,10 +270,7 @@ def _update(case: Case, rates: tuple[float, ...], average: Callable[[], None] | 
     """Average, clip and step, with the gradients that are there."""
     if average is not None:
         average()
-    parameters = list(case.failure.parameters.values())
-    if case.run.max_grad_norm is not None:
-        total = gradient_norm([p.grad for p in parameters if p.grad is not None])
-        clip_with_norm(parameters, max_norm=case.run.max_grad_norm, total=total)
+    clip(case)
     for rate, group in zip(rates, case.failure.optimizer.param_groups, strict=True):
         group["lr"] = rate
     case.failure.optimizer.step()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nantrap.causes.changes import HALF_DTYPES, described
-from nantrap.finite import any_nonfinite
+from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Trial
 from nantrap.locate.replay.replay import forward_and_backward
 from nantrap.locate.wrapping import state_tensors, states_of
@@ -75,7 +75,7 @@ def run_step(
     batch: Any = AS_IT_WAS,
     stop_early: bool = True,
 ) -> Rerun:
-    """The failed step once more, with everything put back before and after it.
+    """The failed step once more, and its update if that failed, with everything put back before and after it.
 
     Args:
         case: the failure.
@@ -95,7 +95,19 @@ def run_step(
         return Rerun(*failed.crew.step(description, around, batch=own, seed=seed))
     with failed.rewound(), around or contextlib.nullcontext():
         given = failed.batch if batch is AS_IT_WAS else batch
-        return Rerun(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
+        part = forward_and_backward(failed, given, seed=seed, stop_early=stop_early)
+        if failed.symptom == "optimizer" and failed.run_update is not None and part.finite:
+            clip(case)
+            part = part._replace(finite=update_is_finite(case))
+        return Rerun(*part)
+
+
+def clip(case: Case) -> None:
+    """Clip the gradients that are there as the guard does."""
+    parameters = list(case.failure.parameters.values())
+    if case.run.max_grad_norm is not None:
+        total = gradient_norm([p.grad for p in parameters if p.grad is not None])
+        clip_with_norm(parameters, max_norm=case.run.max_grad_norm, total=total)
 
 
 @contextlib.contextmanager

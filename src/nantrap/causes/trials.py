@@ -127,15 +127,17 @@ class Laboratory:
         failed = self._case.failure
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
-        if failed.symptom == "optimizer":
+        if failed.symptom == "optimizer" and failed.crew is not None:
             return "the step itself is finite, only its update is not", None
         result = run_step(self._case, stop_early=False)
         assert result.loss is not None
         if not result.finite and fails_alike(failed, result.loss, result.bad):
             return "", result
         how = "is finite" if result.finite else "fails in another way"
-        hidden = cannot_rewind(failed.forward, failed.batch)
         reason = f"the unchanged step {how} when it is run again"
+        if failed.symptom == "optimizer":  # its gradients may be those of several micro-batches
+            return reason, result
+        hidden = cannot_rewind(failed.forward, failed.batch)
         about = f"; it reads what cannot be put back: {', '.join(hidden[:3])}" if hidden else ""
         self.notes.append(f"no trial counts: {reason}{about}")
         return reason, result

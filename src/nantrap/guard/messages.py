@@ -14,6 +14,17 @@ LONGEST_LINE = 4000
 """A printed line is cut after this many characters: a name may be of any length."""
 
 
+_LONGEST_SEARCH = 16
+"""How many halvings lead from the first scale of a GradScaler, 65,536, to 1."""
+
+
+def scaler_words(probes: int, attempted: int) -> str:
+    """How many steps a GradScaler skipped while it searched its scale, and whether that is usual."""
+    too_many = probes > _LONGEST_SEARCH and 2 * probes > attempted
+    usual = "most of all steps: is the scaler, or its scale, made anew again and again?" if too_many else "normal"
+    return f"{counted(probes, 'step')} skipped by the GradScaler while it searched its scale ({usual})"
+
+
 def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     """The end of a run in a few lines: what was applied, what was skipped and why."""
     share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
@@ -29,8 +40,7 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
         more = len(tally.dropped_terms) - 8
         lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
-        steps = counted(tally.scaler_probes, "step")
-        lines.append(f"{steps} skipped by the GradScaler while it searched its scale (normal)")
+        lines.append(scaler_words(tally.scaler_probes, tally.attempted))
     if tally.outside:
         lines.append(f"{counted(tally.outside, 'step')} with a batch outside its usual range")
     if tally.spikes:

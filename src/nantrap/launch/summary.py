@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nantrap.guard.messages import scaler_words
 from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.events import EventKind
@@ -185,9 +186,7 @@ class RunSummary:
         if self.dropped_micro_batches:
             found.append(f"{counted(self.dropped_micro_batches, 'micro-batch', 'micro-batches')} left out")
         if self.scaler_probes:
-            found.append(
-                f"{counted(self.scaler_probes, 'step')} skipped by the GradScaler while it searched its scale (normal)"
-            )
+            found.append(scaler_words(self.scaler_probes, self.steps))
         if self.spikes:
             found.append(f"{counted(self.spikes, 'spike')} of loss or gradient norm")
         return found

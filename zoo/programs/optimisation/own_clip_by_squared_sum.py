@@ -13,4 +13,4 @@ def build():
     def loss_fn(m, b): return ((m(b["x"]) - 1.0).abs() * b["counts"]).mean()
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=5, autocast_dtype=None,
                 truth=dict(cause="grad_norm_overflow", module="grad_clip", phase="grad_clip", op="aten.pow", first_bad_step=3,
-                           loss_finite_at_first_bad_step=True, grads_finite=True))
+                           loss_finite_at_first_bad_step=True, grads_finite=True, also=["input_out_of_scale"]))

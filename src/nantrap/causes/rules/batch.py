@@ -182,7 +182,7 @@ def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
     from nantrap.locate import tensors_of
 
-    if case.made == "" or case.phase not in ("forward", "backward") or case.failure.norm_overflowed:
+    if case.made == "" or case.phase not in ("forward", "backward", "optimizer"):
         return None
     given = list(tensors_of(case.failure.batch))
     if not case.failure.repeatable and case.failure.root_call is not None:

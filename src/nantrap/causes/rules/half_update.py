@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, rule
@@ -139,15 +140,38 @@ def loss_scale_misuse(case: Case) -> Claim | None:
         if trial.finite is False:
             case.refute("loss_scale_misuse", trial, "a loss scale of 1 does not help")
         return None
+    again = _scale_set_again(case)
     return Claim(
         "tried",
-        f"a loss scale of {scale:g} overflows the gradients",
-        (f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}",),
+        f"a loss scale of {scale:g} overflows the gradients" + (": it was set to it again" if again else ""),
+        (
+            f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}",
+            *again,
+        ),
         trial=trial,
         shows="with a scale of 1 the gradients are finite",
-        help="use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
+        help="make one GradScaler before the first epoch and keep it: a new one begins with its first scale again"
+        if again
+        else "let the scaler go on, it lowers its scale after each such step; init_scale begins with a lower one"
+        if case.run.scale
+        else "use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
         verifies=False,
     )
+
+
+def _scale_set_again(case: Case) -> tuple[str, ...]:
+    """Where the scale rose more than a GradScaler raises it in one step, in words: something made it anew."""
+    scales = [(record.step, record.scale) for record in case.run.history if record.scale]
+    scales += [(case.failure.step, case.run.scale)] if case.run.scale else []
+    rises = [
+        (before, after, step)
+        for (_, before), (step, after) in itertools.pairwise(scales)
+        if before and after and after >= _SET_AGAIN * before
+    ]
+    if not rises:
+        return ()
+    before, after, step = rises[-1]
+    return (f"the scale rose from {before:g} to {after:g} in step {step:,}; a GradScaler at most doubles it",)
 
 
 def _overflow_in_half_backward(case: Case) -> Claim | None:
@@ -189,6 +213,8 @@ def _single_factor(case: Case, product: Op) -> float | None:
     return None
 
 
+_SET_AGAIN = 4.0
+"""A GradScaler doubles its scale; one that grows faster in a step was replaced, or its state was loaded."""
 _SMALLEST_SCALE = 100.0
 """A factor of a loss below this is a weight of one term; a loss scale is a power of two in the thousands."""
 _SMALLER = 1 << 16

@@ -152,6 +152,9 @@ def _is_refuted(case: Case, trial: Trial, part: str) -> bool:
     if trial.finite is False:
         case.refute("lr_too_high", trial, f"{part} does not help")
         return True
+    control = next((each for each in case.lab.controls if each.harness == "steps"), None)
+    if control is not None and control.finite and _is_stable(case, control):
+        return True  # updates with this learning rate are stable: what led here is something else
     if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
         case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
         return True
