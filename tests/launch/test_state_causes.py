@@ -1,0 +1,110 @@
+"""Causes that lie in the state of an unmodified script: its learning rate, what it loaded, its loss scale."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nantrap.incident import Incident
+from nantrap.incident.codec import decode_incident
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import RunSettings
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> None:
+    for x in batches:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def incidents_in(folder: Path) -> list[Incident]:
+    paths = sorted(folder.glob("incidents/*/incident.json"))
+    return [decode_incident(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def batches_of(count: int, *, giant: int | None = None) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randn(8, 4, generator=draw) for _ in range(count)]
+    if giant is not None:
+        batches[giant][3] = 1e25
+    return batches
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_learning_rate_that_throws_the_weights_away_is_proven(
+    tmp_path: Path, kind: type[torch.optim.Optimizer]
+) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 1))
+        optimizer = kind(model.parameters(), lr=1e12)  # type: ignore[call-arg]
+        train(model, optimizer, batches_of(4))
+    cause = incidents_in(tmp_path)[0].causes[0]
+    assert (cause.slug, cause.proven) == ("lr_too_high", True)
+    assert "from the weights of step 0, fail again" in cause.evidence[-1].text
+
+
+def test_a_giant_sample_is_not_called_a_learning_rate(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, optimizer, batches_of(4, giant=2))
+    cause = incidents_in(tmp_path)[0].causes[0]
+    assert (cause.slug, cause.proven) == ("input_out_of_scale", True)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_load_that_was_seen_is_a_measurement(tmp_path: Path, loaded: bool) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        state["0.weight"][2, 3] = float("inf")
+        if loaded:
+            model.load_state_dict(state)
+        else:
+            with torch.no_grad():
+                next(model.parameters()).copy_(state["0.weight"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, optimizer, batches_of(2))
+    incidents = incidents_in(tmp_path)
+    assert [incident.causes[0].proven for incident in incidents] == [loaded, loaded]
+    assert incidents[0].causes[0].slug == "corrupt_checkpoint"
+    words = "load_state_dict wrote the model before the first step, and left it non-finite"
+    assert (incidents[0].causes[0].evidence[-1].text == words) is loaded
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_scaler_that_is_made_anew_in_each_epoch(tmp_path: Path, anew: bool) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), attached(RunSettings(run_dir=str(tmp_path))):
+        warnings.simplefilter("ignore")
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        for number, x in enumerate(batches_of(24)):
+            if anew and number % 4 == 0:
+                scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                pred = model(30 * x)
+            loss = (pred.float() - 300).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    incidents = incidents_in(tmp_path)
+    assert bool(incidents) is anew
+    if anew:
+        cause = incidents[0].causes[0]
+        assert cause.slug == "loss_scale_misuse"
+        assert "a GradScaler at most doubles it" in "\n".join(evidence.text for evidence in cause.evidence)
+        assert cause.fix is not None
+        assert cause.fix.text.startswith("make one GradScaler before the first epoch and keep it")
