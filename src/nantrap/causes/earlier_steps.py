@@ -186,7 +186,7 @@ def driven(
     if failed.crew is None:
         part = drive(case, older.step, rates, alter=alter, measuring=measuring, this_batch=this_batch)
         return Rerun(*part)
-    if alter is not None or this_batch:
+    if alter is not None or older.stands_in:
         raise LookupError("the batches of the other ranks are not changed")
     return Rerun(*failed.crew.steps(older.step, rates))
 
@@ -214,7 +214,7 @@ def drive(
     """
     anchors, failed = case.run.anchors, case.failure
     older = older_state(case, this_batch=this_batch)
-    if older is None or older.step != since or failed.rng is None:
+    if older is None or older.step != since or failed.rng is None or (average is not None and older.stands_in):
         raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
     change = alter or (lambda batch: batch)
     gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}

@@ -53,8 +53,8 @@ class Rollback:
     """What is kept so that a step, or several, can be taken back.
 
     Attributes:
-        anchor_every: number of steps between copies of the state in memory, for rollback and for trials; with 0 only the
-            state before the first update is kept, for trials.
+        anchor_every: number of steps between copies of the state in memory, for rollback and for trials; with 0 only
+            the state before the first update is kept, for trials.
         anchor_bytes: no such copy is kept, and no further batches, when that would take more memory than this.
         rng: whether a rollback puts the random streams back too (`restore`) or lets them continue (`continue`).
         lr_recover_steps: number of applied steps within which the learning rates return to their old values; 0 for
