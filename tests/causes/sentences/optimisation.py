@@ -28,9 +28,9 @@ PROGRAMS: dict[str, str] = {
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
     "an update that throws the weights away": """
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e4)
-        def loss_fn(x): return model(x).exp().mean()
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e15)
+        def loss_fn(x): return (model(x) - 1).square().mean()
     """,
     "a moderate gain in 200 layers": """
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(200)))

@@ -304,7 +304,6 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a root with an eps of 1e-8 in half", "an eps of 1e-8 in half"): (": the slope of",),
     ("a loss summed in half", "two masks of finfo.min"): (", the limit is 65504",),
     ("two large activations in half", "an eps of 1e-8 in half"): ("the float32 result of",),
-    ("Adam's eps in half", "exp overflows"): ("the step itself is finite, only its update is not",),
     ("a static scale of 2**20", "a factor of 1e5 before a square in half"): (
         "the loss is multiplied by",
         "lowers the scale automatically, and pass it",
