@@ -168,8 +168,8 @@ class AuditCommand:
 
 def _passes(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
     """Whether the checkpoint may be loaded, by what was found; a class that is not here counts only if `strict`."""
-    needs_code = any(problem.code == "NT910" and problem.severity == "warning" for problem in checkpoint.problems)
-    return checkpoint.verdict == "ok" and not (strict and needs_code)
+    passes = checkpoint.healthy and not checkpoint.runs_unknown_code
+    return passes and not (strict and checkpoint.needs_other_code)
 
 
 @contextlib.contextmanager
@@ -259,7 +259,7 @@ def _say(printer: Printer, report: AuditReport, moves: tuple[Move, ...], shown: 
     asks = sum(checkpoint.verdict == "ask" for checkpoint in report.checkpoints)
     summary = f"{count:,} checkpoint{'s' if count != 1 else ''} read: {count - bad - asks:,} healthy, {bad:,} not"
     if asks:
-        summary += f", {asks:,} with code that could not be judged"
+        summary += f", {asks:,} with code that is not known"
     if report.not_read:
         summary += f"; {len(report.not_read):,} not read (bisection; --all reads them too)"
     printer.line(summary)
@@ -269,7 +269,9 @@ def _say(printer: Printer, report: AuditReport, moves: tuple[Move, ...], shown: 
     for hint in report.hints:
         printer.line(("hint", "cyan"), f": {hint}")
     if report.last_good is not None:
-        printer.line("last good: ", (escaped(report.last_good, most=4000), "bold green"))
+        asks = any(one.path == report.last_good and one.runs_unknown_code for one in report.checkpoints)
+        note = " (its values; loading it would run code that is not known)" if asks else ""
+        printer.line("last good: ", (escaped(report.last_good, most=4000), "bold green"), note)
     elif any(checkpoint.holds_model for checkpoint in report.checkpoints):
         printer.line("last good: ", ("none of them", "bold red"))
     elif report.checkpoints:

@@ -1,9 +1,10 @@
 """What making an instance of an unknown class would run, found by reading its source. Nothing is imported.
 
 `torch.load` makes an instance with `cls.__new__`, fills it through `__setstate__` where there is one, and the garbage
-collector calls `__del__` later. Most classes have none of these, or ones that only set attributes. Four answers:
+collector calls `__del__` later. Most classes have none of these, or ones that only set attributes. Five answers:
 
-nothing  no code of the class runs, or only code that moves values about
+nothing  no code of the class runs
+moves    code of the class runs that only moves values about: what it does depends on the values that the file gives it
 unclear  code runs that cannot be followed from here, or its source is compiled
 system   code runs that reaches files, processes, the network, the import system or another pickle
 absent   the source is not on this machine: `torch.load` would not find the class here either, unless the script that
@@ -15,12 +16,20 @@ from __future__ import annotations
 import ast
 import functools
 import glob
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
-from nantrap.checkpoints.audit.known_names import CLASSES, GADGETS, SYSTEM_CALLS, SYSTEM_MODULES
+from nantrap.checkpoints.audit.known_names import (
+    ACTS,
+    CLASSES,
+    GADGETS,
+    SYSTEM_CALLS,
+    SYSTEM_MODULES,
+    TOUCHES,
+)
 from nantrap.checkpoints.audit.pickles import Name
 
 # ---- Names in the source of a class: what makes classes, what changes nothing outside an object, and what reaches the
@@ -34,6 +43,7 @@ def _words(text: str) -> frozenset[str]:
 TORCH_NAMES: Final = frozenset(
     name.qualname.rpartition(".")[2] for name in CLASSES if name.module.startswith("torch")
 ) | _words("Dataset IterableDataset Sampler Function")
+_TOUCHES_BY_NAME: Final = frozenset(name.qualname for name in TOUCHES if name.module.startswith("torch"))
 METACLASSES: Final = _words("ABCMeta EnumMeta EnumType NamedTupleMeta type")
 CLASS_MAKERS: Final = _words(
     "namedtuple collections.namedtuple NamedTuple typing.NamedTuple Enum enum.Enum IntEnum enum.IntEnum StrEnum "
@@ -81,8 +91,8 @@ SYSTEM_METHODS: Final = _words(
 )
 
 
-Effect = Literal["nothing", "absent", "unclear", "system"]
-_ORDER: Final[tuple[Effect, ...]] = ("nothing", "absent", "unclear", "system")
+Effect = Literal["nothing", "moves", "absent", "unclear", "system"]
+_ORDER: Final[tuple[Effect, ...]] = ("nothing", "moves", "absent", "unclear", "system")
 
 _MOST_BYTES = 4 << 20
 _DEEPEST = 8
@@ -96,12 +106,14 @@ class Seen(NamedTuple):
 
 
 _NOTHING: Final = Seen("nothing")
+_MOVES: Final = Seen("moves")
 
 
 class _Module(NamedTuple):
-    """A parsed module: its name, its tree, and where each imported name comes from."""
+    """A parsed module: its name and file, its tree, and where each imported name comes from."""
 
     name: str
+    path: str
     tree: ast.Module
     imports: dict[str, Name]
 
@@ -132,6 +144,8 @@ def is_enum(name: Name) -> bool:
 def _located(name: Name) -> _Class | Name | Seen:
     """The class; or the other global that the name was imported from; or why there is neither."""
     path = _file_of(name.module)
+    if path is None and _is_importable(name.module):
+        return Seen("unclear", f"the source of {name.module} was not found")
     if path is None:
         return Seen("absent", f"{name.module} is not on this machine")
     if not path:
@@ -150,7 +164,7 @@ def _located(name: Name) -> _Class | Name | Seen:
         return _NOTHING
     if not inner and first in module.imports:
         return module.imports[first]
-    return Seen("absent", f"{name.full} is not in the source")
+    return Seen("unclear", f"{name.full} is not in the source")
 
 
 def _defined(body: Iterable[ast.stmt], name: str) -> ast.ClassDef | ast.expr | None:
@@ -202,6 +216,17 @@ def _file_of(module: str) -> str | None:
     return None
 
 
+def _is_importable(module: str) -> bool:
+    """Whether Python would find the package by any of its ways: as bytecode, in an archive, by a hook of its own."""
+    root = module.partition(".")[0]
+    if root in ("__main__", "__mp_main__"):
+        return False
+    try:
+        return _search_path() != [] and importlib.util.find_spec(root) is not None  # imports nothing without a dot
+    except (ImportError, ValueError, AttributeError, OSError):
+        return True
+
+
 def _search_path() -> list[str]:
     """Installed packages first: a file next to an untrusted checkpoint must not be taken for one of them."""
     entries = dict.fromkeys((*(part or os.getcwd() for part in sys.path), os.getcwd()))
@@ -215,7 +240,7 @@ def _notice_changes() -> None:
     """Forget what was read if Python would now look elsewhere."""
     if _searched[0] != (path := _search_path()):
         _searched[0] = path
-        for function in (_file_of, _parsed, _effect_of_global):
+        for function in (_file_of, _parsed, _defined_names, _effect_of_global):
             function.cache_clear()
 
 
@@ -234,7 +259,35 @@ def _parsed(name: str, path: str) -> _Module | None:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
-    return _Module(name, tree, _imports(_statements(tree.body), package))
+    return _Module(name, path, tree, _imports(_statements(tree.body), package))
+
+
+@functools.lru_cache(maxsize=64)
+def _defined_names(name: str, path: str) -> frozenset[str]:
+    """Every name that a module binds in any scope; all plain builtins if it imports `*`."""
+    module = _parsed(name, path)
+    found: set[str] = set()
+    for node in ast.walk(module.tree) if module else ():
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            found |= PLAIN_BUILTINS
+    return frozenset(found - {"cls"})
+
+
+def _is_plain_error(module: _Module, name: str) -> bool:
+    """Whether the name is an exception of the module without a method of its own."""
+    node = _defined(_statements(module.tree.body), name)
+    return (
+        isinstance(node, ast.ClassDef)
+        and all((_dotted(base) or "").endswith(("Error", "Exception")) for base in node.bases)
+        and all(isinstance(part, (ast.Pass, ast.Expr)) for part in node.body)
+        and not node.keywords
+    )
 
 
 def _imports(body: Iterable[ast.stmt], package: str) -> dict[str, Name]:
@@ -272,10 +325,13 @@ def _effect_of_global(name: Name, hooks: tuple[str, ...], depth: int) -> Seen:
             return Seen("system", f"{name.full} is {found.full}")
         return known or _effect_of_global(found, hooks, depth - 1)
     seen = [_effect_of_method(found, hook, depth) for hook in hooks]
+    seen += _changed_elsewhere(found)
+    if "__init__" in hooks and found.node.decorator_list:
+        seen += _default_factories(found)
     for keyword in found.node.keywords:
         metaclass = _resolved(found.module, keyword.value) if keyword.arg == "metaclass" else None
-        if metaclass is not None and metaclass.qualname not in METACLASSES and "__init__" in hooks:
-            seen.append(Seen("unclear", f"the metaclass {metaclass.full}"))
+        if keyword.arg == "metaclass" and (metaclass is None or metaclass.qualname not in METACLASSES):
+            seen.append(Seen("unclear", f"the metaclass of {name.full}"))
     for base in _named_bases(found):
         if base is None:
             seen.append(Seen("unclear", f"a base of {name.full}"))
@@ -286,6 +342,44 @@ def _effect_of_global(name: Name, hooks: tuple[str, ...], depth: int) -> Seen:
     if worst.effect == "absent":
         return Seen("unclear", worst.why)  # the class is here, and a base of it is not
     return worst
+
+
+def _changed_elsewhere(found: _Class) -> Iterator[Seen]:
+    """Ways in which a class gets methods that are not written in it: decorators, assignments, code in its body."""
+    name = found.node.name
+    for decorator in found.node.decorator_list:
+        dotted = _dotted(decorator.func if isinstance(decorator, ast.Call) else decorator) or ""
+        if dotted.rpartition(".")[2] not in _DECORATORS:
+            yield Seen("unclear", f"the decorator {dotted} of {name}")
+    for node in _statements(found.node.body):
+        plain = isinstance(node, _IN_A_CLASS) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        if not plain:
+            yield Seen("unclear", f"the body of {name} runs code")
+    for part in ast.walk(found.module.tree):
+        targets = part.targets if isinstance(part, (ast.Assign, ast.Delete)) else ()
+        if any(isinstance(target, (ast.Attribute, ast.Subscript)) and _root(target) == name for target in targets):
+            yield Seen("unclear", f"{name} is changed after it is made")
+        is_set = isinstance(part, ast.Call) and _dotted(part.func) in ("setattr", "type.__setattr__")
+        if isinstance(part, ast.Call) and is_set and part.args and _root(part.args[0]) == name:
+            yield Seen("unclear", f"{name} is changed after it is made")
+
+
+def _default_factories(found: _Class) -> Iterator[Seen]:
+    """What the constructor of a dataclass calls for the fields that are not given."""
+    for node in _statements(found.node.body):
+        value = node.value if isinstance(node, (ast.AnnAssign, ast.Assign)) else None
+        for keyword in value.keywords if isinstance(value, ast.Call) else ():
+            if "factory" in (keyword.arg or "") and _dotted(keyword.value) not in BUILTINS:
+                yield Seen("unclear", f"the default of a field of {found.node.name}")
+
+
+_DECORATORS: Final = _words(
+    "dataclass total_ordering final unique verify runtime_checkable dataclass_transform deprecated define frozen "
+    "mutable attrs register_pytree_node_class"
+)
+_IN_A_CLASS: Final = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Pass, ast.If, ast.Try
+)  # fmt: skip
 
 
 def _named_bases(found: _Class) -> Iterator[Name | None]:
@@ -299,11 +393,14 @@ def _named_bases(found: _Class) -> Iterator[Name | None]:
 
 def _known_base(name: Name) -> Seen | None:
     """Nothing for bases that are known to run nothing, `None` for those that must be read."""
+    if name in TOUCHES or name in ACTS:
+        return _MOVES if name in TOUCHES else Seen("unclear", f"the base {name.full}")
     if name in CLASSES or name.full in PLAIN_BASES:
         return _NOTHING
     root = name.module.partition(".")[0]
-    if root == "torch" and name.qualname.rpartition(".")[2] in TORCH_NAMES:
-        return _NOTHING
+    last = name.qualname.rpartition(".")[2]
+    if root == "torch" and last in TORCH_NAMES:
+        return _MOVES if last in _TOUCHES_BY_NAME else _NOTHING
     if root in sys.stdlib_module_names or root == "torch":
         return Seen("unclear", f"the base {name.full}")
     return None
@@ -339,12 +436,23 @@ def _effect_of_method(found: _Class, name: str, depth: int) -> Seen:
     """The worst of what the method calls; nothing if the class itself does not define it."""
     for node in _statements(found.node.body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            if any(_dotted(one) not in ("staticmethod", "classmethod") for one in node.decorator_list):
+                return Seen("unclear", f"{found.node.name}.{name} is decorated")
             return _effect_of_body(found, node, depth)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            value = _resolved(found.module, node.value)
-            if value is None or value.module != "builtins":
-                return Seen("unclear", f"{found.node.name}.{name}")
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        is_value = isinstance(getattr(node, "value", None), ast.Constant) or getattr(node, "value", 0) is None
+        if not is_value and any(name in _bound(target) for target in targets):
+            return Seen("unclear", f"{found.node.name}.{name}")
     return _NOTHING
+
+
+def _bound(target: ast.expr | None) -> list[str]:
+    """The names that an assignment binds."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for part in target.elts for name in _bound(part)]
+    return []
 
 
 def _effect_of_body(found: _Class, function: ast.FunctionDef | ast.AsyncFunctionDef, depth: int) -> Seen:
@@ -355,7 +463,7 @@ def _effect_of_body(found: _Class, function: ast.FunctionDef | ast.AsyncFunction
     package = found.module.name.rpartition(".")[0]
     inner = _imports((node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))), package)
     module = found.module._replace(imports={**found.module.imports, **inner})
-    worst = _NOTHING
+    worst = _MOVES
     for node in ast.walk(function):
         seen = _NOTHING
         if isinstance(node, ast.Call):
@@ -404,6 +512,8 @@ def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
         return _effect_of_method_name(dotted.rpartition(".")[2])
     if dotted in SYSTEM_CALLS:
         return Seen("system", dotted)
+    if dotted in _defined_names(found.module.name, found.module.path) and not _is_plain_error(found.module, dotted):
+        return Seen("unclear", dotted)  # not the builtin of that name
     if dotted in PLAIN_BUILTINS or dotted == "cls" or dotted.endswith(("Error", "Exception", "Warning")):
         return _NOTHING
     return Seen("unclear", dotted)

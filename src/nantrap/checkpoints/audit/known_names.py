@@ -341,6 +341,71 @@ CLASSES: Final = _pairs({
 })  # fmt: skip
 """Classes whose constructor and state setter set attributes and do nothing else."""
 
+TOUCHES: Final = frozenset(
+    name
+    for name in CLASSES
+    if (
+        name.module not in ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+        and name.module.startswith(
+            ("torch.optim", "torch.nn.modules.rnn", "torch.ao.", "torch.distributed", "torch.utils.data")
+        )
+    )
+    or name.module in ("random", "inspect", "omegaconf.dictconfig", "omegaconf.listconfig", "tokenizers", "string")
+    or name.module.startswith("transformers.tokenization")
+)
+"""Classes among these whose `__setstate__` calls methods of the values in its state: these must be known."""
+
+ACTS: Final = _pairs(
+    {
+        "torch.distributed.device_mesh": "DeviceMesh",
+        "torch.distributed._shard.sharded_tensor.api": "ShardedTensor",
+    }
+)
+"""Classes among these that join a process group while they are loaded."""
+
+CONSTRUCTED: Final = frozenset(
+    name
+    for name in CLASSES
+    if name.module.partition(".")[0] in (
+        "builtins", "datetime", "decimal", "fractions", "ipaddress", "pathlib", "time", "re", "http", "signal",
+        "operator", "itertools",
+    )
+) | _pairs({
+    "torch": "Size device Generator",
+    "torch._C": "Generator",
+    "torch.torch_version": "TorchVersion",
+    "torch.amp.grad_scaler": "OptState",
+    "torch.cuda.amp.grad_scaler": "OptState",
+    "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "SerializationFormat",
+    "torch.distributed.checkpoint.planner": "WriteItemType",
+    "torch.distributed._shard.sharded_tensor.metadata": "MEM_FORMAT_ENCODING",
+    "collections": "OrderedDict Counter deque defaultdict",
+    "uuid": "SafeUUID",
+    "inspect": "_ParameterKind",
+    "numpy": "dtype",
+    "numpy.dtypes": "StringDType",
+    "numpy.random.bit_generator": "SeedSequence",
+})  # fmt: skip
+"""Classes among these that a pickler calls with arguments. All others are made by `cls.__new__` and filled."""
+
+PURE: Final = _pairs({
+    "torch.nn.functional": (
+        "relu relu6 gelu silu mish elu selu celu leaky_relu sigmoid tanh softmax log_softmax softplus softsign "
+        "hardtanh hardswish hardsigmoid logsigmoid tanhshrink mse_loss l1_loss smooth_l1_loss huber_loss "
+        "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div cosine_similarity "
+        "normalize layer_norm dropout"
+    ),
+    "torch": "relu tanh sigmoid softmax exp log sqrt abs sin cos mean sum",
+    "torch._C._nn": "gelu silu softplus leaky_relu elu",
+    "math": "sqrt exp log sin cos floor ceil pow tanh",
+    "builtins": (
+        "abs all any bin bool bytes chr divmod float hex int len list max min oct ord pow round set sorted str "
+        "sum tuple"
+    ),
+})  # fmt: skip
+"""Functions that compute from what they are given: they may be kept in a checkpoint, whoever calls them."""
+
 FUNCTIONS: Final = _pairs({
     "torch._utils": (
         "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter _rebuild_parameter_with_state "

@@ -68,10 +68,11 @@ class PickleCall:
     """What an unpickler would have called, with everything the pickle then put into the result.
 
     `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone. `is_filled`:
-    the result is given a state, through its `__setstate__` if it has one.
+    the result is given a state, through its `__setstate__` if it has one. `is_key`: it is hashed, as the key of a
+    dictionary or a member of a set.
     """
 
-    __slots__ = ("arguments", "function", "how", "is_filled", "items", "pairs", "state")
+    __slots__ = ("arguments", "function", "how", "is_filled", "is_key", "items", "pairs", "state")
 
     def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
         self.function = function
@@ -79,6 +80,7 @@ class PickleCall:
         self.how = how
         self.state: object = None
         self.is_filled = False
+        self.is_key = False
         self.items: list[object] | None = None
         self.pairs: dict[object, object] | None = None
 
@@ -309,6 +311,7 @@ class _Machine:
 
     def op_frozenset(self) -> None:
         self.op_tuple()  # hashable, as the real one is
+        _hash(self.stack[-1])
 
     op_empty_set = op_empty_list
 
@@ -320,7 +323,9 @@ class _Machine:
         items = self._since_mark()
         self._extend(self.stack[-1], items)
 
-    op_additems = op_appends
+    def op_additems(self) -> None:
+        _hash(self.stack)
+        self.op_appends()
 
     def op_empty_dict(self) -> None:
         self._work += 3
@@ -416,16 +421,22 @@ class _Machine:
         """The plain container that a call makes, or the call."""
         function, given = call.function, call.arguments
         first = given[0] if given else None
+        assert isinstance(function, Name)
         if function in _MAPPINGS:
             pairs = given[-1]
             if isinstance(pairs, dict):
                 self._spend(len(pairs))
                 return dict(pairs)
             flat = pairs if isinstance(pairs, (list, tuple)) else ()
+            if function.qualname == "Counter":
+                _hash(flat)
+                return {}
             return self._update({}, [part for pair in flat for part in _as_tuple(pair)])
         if function in _SEQUENCES:
             items = first if isinstance(first, (list, tuple)) else ()
             self._spend(len(items))
+            if "set" in function.qualname:
+                _hash(items)
             return tuple(items) if function == Name("builtins", "frozenset") else list(items)
         if function == _SIZE and isinstance(first, tuple):
             return first
@@ -467,6 +478,8 @@ class _Machine:
         ):
             self.stack.append(identity[1])  # the old format of torch keeps a module's source with its class
             return
+        if not _is_storage(identity):
+            self.offences["it refers to something outside that is no storage"] = None
         self.stack.append(Persistent(identity))
 
     def op_next_buffer(self) -> None:
@@ -502,6 +515,10 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(key, tuple) and not _is_flat(key):
                 raise PickleError("the pickle uses a deeply nested tuple as a key")
+            if isinstance(key, (PickleCall, tuple)):
+                _hash((key,))
+            elif key in HOOKS and not isinstance(value, (str, int, float, type(None))):
+                self.offences[f"it plants {key}, which the unpickler would call"] = None
             mapping[key] = value
         self._spend(len(items))
         return target
@@ -552,6 +569,32 @@ _HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
 """Every opcode of `pickletools`, which takes long to import."""
 
 OPCODES: Final = frozenset(_HANDLERS)
+
+
+HOOKS: Final = frozenset(
+    ("__setstate__", "append", "extend", "add", "__reduce__", "__reduce_ex__", "__class__", "__dict__")
+)
+"""Attributes of an object that the unpickler looks for and calls, or that make another object of it."""
+
+
+def _is_storage(identity: object) -> bool:
+    """Whether a persistent id has the form that `torch.save` writes; torch reads an attribute of its second part."""
+    if not (isinstance(identity, tuple) and len(identity) in (5, 6) and identity[0] == "storage"):
+        return False
+    kind, *rest = identity[1:]
+    parts = [part for value in rest for part in (value if isinstance(value, tuple) else (value,))]
+    is_type = isinstance(kind, Name) and kind.module.startswith("torch") and kind.qualname.endswith("Storage")
+    return is_type and all(part is None or isinstance(part, (str, int)) for part in parts)
+
+
+def _hash(values: Iterable[object]) -> None:
+    """Note that these objects are hashed, also inside of tuples: a class may have a `__hash__` that does more."""
+    level = list(values)
+    for _ in range(8):
+        for value in level:
+            if isinstance(value, PickleCall):
+                value.is_key = True
+        level = [part for value in level if isinstance(value, tuple) for part in value]
 
 
 def _as_tuple(value: object) -> tuple[object, ...]:

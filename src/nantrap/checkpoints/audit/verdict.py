@@ -151,10 +151,20 @@ class CheckpointAudit:
 
     @property
     def verdict(self) -> Literal["ok", "ask", "bad"]:
-        """`bad` with an error; `ask` if loading it would run code that cannot be judged; else `ok`."""
+        """`bad` with an error; `ask` if loading it would run code that is not known or not here; else `ok`."""
         if not self.healthy:
             return "bad"
-        return "ask" if any(problem.code == "NT913" for problem in self.problems) else "ok"
+        return "ask" if self.runs_unknown_code or self.needs_other_code else "ok"
+
+    @property
+    def runs_unknown_code(self) -> bool:
+        """Whether loading it here would run code that cannot be judged."""
+        return any(problem.code == "NT913" for problem in self.problems)
+
+    @property
+    def needs_other_code(self) -> bool:
+        """Whether loading it needs classes that are not on this machine."""
+        return any(problem.code == "NT910" and problem.severity == "warning" for problem in self.problems)
 
     def to_dict(self) -> dict[str, Any]:
         """The audit of this checkpoint as plain JSON values."""

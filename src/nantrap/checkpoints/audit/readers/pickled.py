@@ -66,8 +66,8 @@ def _others(file: IO[bytes], source: ByteSource) -> Imports:
             break
         try:
             imports += judge(read_pickle(file, size=source.size))
-        except PickleError:
-            break  # not a pickle: `pickle.load` never reads this
+        except PickleError:  # what it does before it fails is done
+            return imports + Imports({}, unclear={"(the bytes after the first pickle)": "they are no whole pickle"})
     return imports
 
 

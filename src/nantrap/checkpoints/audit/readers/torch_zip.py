@@ -15,7 +15,7 @@ from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, U
 from nantrap.checkpoints.audit.files import ByteSource, BytesSource
 from nantrap.checkpoints.audit.pickles import PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import TensorInStorage, checked, find_tensors
-from nantrap.checkpoints.audit.trust import NOTHING, Imports, judge
+from nantrap.checkpoints.audit.trust import Imports, judge
 from nantrap.incident.wording import escaped
 
 # ---- The directory of a zip archive, read strictly, so that it has only one meaning.
@@ -110,6 +110,8 @@ def _entry(source: ByteSource, data: bytes, position: int) -> tuple[Record, int]
     extra = data[position + name_length : position + name_length + extra_length]
     packed, size, offset = _wide(extra, packed, size, offset)
     label = escaped(name)
+    if not name.isprintable():
+        raise _ambiguous(f"record {label} has a control character in its name")
     header = source.read(offset, _LOCAL.size + name_length)
     if len(header) < _LOCAL.size or not header.startswith(b"PK\x03\x04"):
         raise UnreadableError("NT908", f"record {label} does not begin where the directory says")
@@ -170,7 +172,11 @@ def _refuse_overlap(records: list[Record], directory: int) -> None:
 
 _MAX_PICKLE = 256 << 20
 _MAX_CODE = 64 << 20
-_SCRIPT_REACHES_OUT = re.compile(rb"\b(from_file|_load_for_lite_interpreter|load_library|torch\.save|torch\.load)\b")
+_SCRIPT_REACHES_OUT = re.compile(
+    rb"\b(from_file|_load_for_lite_interpreter|load_library|torch\.save|torch\.load|rpc_\w+|ops\.(?:c10d|distributed)\w*)\b"
+)
+_SCRIPT_OPERATION = re.compile(rb"\bops\.(\w+)\.(\w+)")
+_SCRIPT_NAMESPACES = frozenset((b"prim", b"prims", b"aten", b"quantized", b"torchvision", b"torchaudio"))
 
 
 def recognise(head: bytes) -> bool:
@@ -258,12 +264,18 @@ def _script(source: ByteSource, records: dict[str, Extent]) -> Imports:
     Only a few operations of the language reach files; `__setstate__` runs while it loads.
     """
     run: dict[str, str] = {}
+    unclear: dict[str, str] = {}
     for name, record in records.items():
         if name.endswith(".py") and "/code/" in name:
             code = source.read(record.offset, min(record.size, _MAX_CODE))
             for match in _SCRIPT_REACHES_OUT.finditer(code):
                 run[f"TorchScript {match[1].decode()}"] = "reaches files"
-    return Imports(run) if run else NOTHING
+            for match in _SCRIPT_OPERATION.finditer(code):
+                if match[1] not in _SCRIPT_NAMESPACES:
+                    unclear[f"TorchScript {match[0].decode()}"] = "is an operation of another library"
+            if record.size > _MAX_CODE:
+                unclear[f"TorchScript {escaped(name)}"] = "is longer than what is read"
+    return Imports(run, unclear=unclear)
 
 
 def _embedded(found: TensorInStorage) -> Extent:
