@@ -104,6 +104,8 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
         if not backwards:
             continue
         for event in flow.of("autocast"):
+            if "ctx" in event.function.parameters:
+                continue  # a part of autograd, which enters the region of the forward pass again
             assert isinstance(event.node, ast.Call)
             dtype = autocast_dtype(module, event.node, event.function)
             if dtype not in ("float16", "default"):

@@ -78,7 +78,7 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
         for call, place in sites:
             if place.silent or not _through_module(call.func) or not (call.args or call.keywords):
                 continue
-            if not _gives_loss(call, place) or not _trained_here(module, place):
+            if not _gives_loss(call, place) or not _trained_here(module, place) or _called_whole(module, call, place):
                 continue
             yield Sighting(
                 "high",
@@ -142,6 +142,14 @@ def _through_module(func: ast.AST) -> bool:
 
 def _method_of(func: ast.AST, node: ast.Attribute) -> bool:
     return isinstance(func, ast.Attribute) and func.value is node and dotted(node.value) not in ("self", "", "cls")
+
+
+def _called_whole(module: Module, call: ast.Call, place: CodePlace) -> bool:
+    """Whether the same function also calls the wrapped model: then its backward pass averages all gradients."""
+    wrapped = dotted(call.func).partition(".module")[0]
+    own = module.calls.get(wrapped.rpartition(".")[2], ())
+    arms = [other for other, at in own if at.function is place.function and dotted(other.func) == wrapped]
+    return bool(wrapped) and bool(arms)
 
 
 def _gives_loss(call: ast.Call, place: CodePlace) -> bool:

@@ -90,6 +90,9 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         rate = number(each.value)
         if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
             continue
+        modules = [module for module in repository.modules if module.file == source.file]
+        if any(_is_demonstration(module) or (rate == 1 and _schedules(module)) for module in modules):
+            continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         usual = _usual_for(source, repository)
@@ -176,6 +179,17 @@ def _usual_for(source: SettingSource, repository: Repository) -> str:
         if set(map(id, users)) & set(map(id, own)) or 2 * len(users) > len(modules):
             return what
     return ""
+
+
+def _is_demonstration(module: Module) -> bool:
+    """Whether a file shows itself under `__main__` and trains nothing."""
+    trains = {"backward", "fit", "train", "main"} & module.calls.keys()
+    return "__main__" in module.text and not trains
+
+
+def _schedules(module: Module) -> bool:
+    """Whether a file makes a schedule: a learning rate of exactly 1 is then what it multiplies."""
+    return any(re.search(r"LambdaLR|Sched|Noam|Warmup", name) for name in module.calls)
 
 
 def _is_factor(source: SettingSource) -> bool:

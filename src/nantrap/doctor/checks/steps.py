@@ -112,6 +112,8 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
             ):
                 continue  # it was stepped already
             for step in steps:
+                if not step.around.loops and any(other.around.loops for other in steps):
+                    continue  # before the loop: a step without gradients makes the optimizer's state
                 same = step.receiver == clear.receiver or (
                     not is_optimizer(module, clear.receiver) and _only_one(steps)
                 )
