@@ -187,3 +187,14 @@ def test_marks_that_others_leave_in_shared_nodes_are_not_followed(folder: Path) 
     finally:
         del minus.parent  # type: ignore[attr-defined]
     assert [each.place.line for each in report.findings] == [4]
+
+
+@pytest.mark.parametrize(("experiments", "expected"), [(2, 2), (20, 0)])
+def test_one_deepspeed_file_beside_many_experiments_contradicts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiments: int, expected: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    for number in range(experiments):
+        (tmp_path / f"run{number}.yaml").write_text("learning_rate: 1e-5\nfp16: true\nuse_deepspeed: true\n")
+    assert [each.code for each in examine(["."]).findings].count("NT801") == expected

@@ -18,6 +18,7 @@ from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_
 from nantrap.doctor.source.flow import LoopFlow, flow_of, follows
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
+_MANY: Final = 10
 _SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _ROLES: Final = {"trainer": "the trainer", "launcher": "the launcher", "deepspeed": "DeepSpeed", "code": "the code"}
 _AUTOCAST: Final = frozenset(
@@ -46,7 +47,10 @@ def precision_mismatch(source: SettingSource, repository: Repository) -> Iterato
     mine = asked_dtype(source)
     if mine is None or (source.kind == "argparse" and _overridden(source, repository)):
         return
+    many = sum(each.kind == source.kind for each in repository.by_role("trainer")) > _MANY and not source.references
     for role in ("launcher", "deepspeed"):
+        if many and source.kind in ("yaml", "json", "toml"):
+            return  # one of many experiments: which launcher it is run with is not known
         theirs = repository.agreed([each for each in pairs if each.role == role], asked_dtype)
         if theirs is not None and theirs[0] != mine[0]:
             there = theirs[1]

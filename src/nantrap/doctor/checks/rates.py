@@ -182,9 +182,11 @@ def _usual_for(source: SettingSource, repository: Repository) -> str:
 
 
 def _is_demonstration(module: Module) -> bool:
-    """Whether a file shows itself under `__main__` and trains nothing."""
+    """Whether a file trains nothing with PyTorch: another library, or a demonstration of itself under `__main__`."""
     trains = {"backward", "fit", "train", "main"} & module.calls.keys()
-    return "__main__" in module.text and not trains
+    libraries = {target.split(".")[0] for target in module.imports.values()}
+    foreign = bool(libraries & {"jax", "flax", "tensorflow"}) and "torch" not in libraries
+    return foreign or ("__main__" in module.text and not trains)
 
 
 def _schedules(module: Module) -> bool:

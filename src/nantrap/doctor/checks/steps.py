@@ -103,7 +103,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
         backwards = flow.of("backward")
         steps = flow.of("step")
         for clear in flow.of("zero_grad"):
-            if not any(follows(b, clear) for b in backwards) or inside_finite_test(clear):
+            if not any(follows(b, clear) for b in backwards) or inside_finite_test(clear) or _in_handler(clear):
                 continue  # without gradients the step does nothing: that is how a bad step is skipped
             if any(
                 follows(s, clear) and not any_between(s, backwards, clear)
@@ -202,6 +202,10 @@ def optimizer_of_another_model(module: Module, repository: Repository) -> Iterat
 
 def _clips_master(node: ast.AST) -> bool:
     return "master_params" in ast.unparse(node)
+
+
+def _in_handler(event: LoopEvent) -> bool:
+    return any(test.startswith("except ") for test, _ in event.around.arms)
 
 
 def _only_one(steps: list[LoopEvent]) -> bool:
