@@ -18,7 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -312,9 +312,25 @@ def _silently() -> Iterator[None]:
     muted: Any = _Muted(below)
     sys.stdout = muted
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings():
             yield
     finally:
         if sys.stdout is muted:
             sys.stdout = below
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """No warning is shown, and Python does not forget which ones it has shown already.
+
+    `warnings.catch_warnings` makes it forget all of them, when it is entered and when it is left: a warning that
+    PyTorch gives once for a line would come again after every replay. So the filter is put into the list as it is.
+    """
+    filters: list[Any] = cast("list[Any]", warnings.filters)
+    ignore = ("ignore", None, Warning, None, 0)
+    filters.insert(0, ignore)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the program has emptied the list meanwhile
+            filters.remove(ignore)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
-from nantrap.locate.failure import Failure, Part
+from nantrap.locate.failure import Failure, Part, without_warnings
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.source import is_boundary
 from nantrap.locate.torch_private import sequence_of
@@ -204,8 +203,8 @@ def eagerly() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
         yield
         return
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.simplefilter("ignore")  # about hooks on compiled modules: they are the trace's own
+    # warnings are about hooks on compiled modules, which are the trace's own
+    with without_warnings(), torch.compiler.set_stance("force_eager"):
         yield
 
 
