@@ -7,7 +7,8 @@ JSON lines are meant (a key that is missing here and there, NaN, a broken line) 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from nantrap.doctor.data.shards import CHANGED, DataProblem, Scanned, Shard
 from nantrap.doctor.data.stored import open_source
 
 _LINES = 4_000
+_MOST_NESTED = 64
+"""Deeper lines are parsed one by one, by a parser with a limit of its own: pyarrow's ends the process."""
+MOST_NAMES = 10_000
+"""Fields of one piece of a file; a line with more names than this is not read."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -53,6 +58,8 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
 
 def _scan_table(data: bytes, options: DataOptions) -> Scanned | None:
     """All lines together; `None` if they have to be read one by one."""
+    if not _fits_a_table(data):
+        return None
     table = whole_json_table(data, deep=DEEPEST)
     if table is None:
         return None
@@ -71,11 +78,19 @@ def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
     made = Scanned()
     parts: dict[str | None, list[Measures]] = {}
     batch: list[tuple[int, Any]] = []
+    names: set[str] = set()
+    wide: list[int] = []
     for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
-            batch.append((made.samples, json.loads(line)))
+            value = json.loads(line) if line.count(b'":') <= MOST_NAMES else None
+            found = set(_names(value, DEEPEST)) - names
+            if len(names) + len(found) > MOST_NAMES or line.count(b'":') > MOST_NAMES:
+                wide.append(made.samples)
+            else:
+                names |= found
+                batch.append((made.samples, value))
         except (ValueError, RecursionError):
             made.bad.append(made.samples)
         made.samples += 1
@@ -84,4 +99,42 @@ def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
             batch = []
     measure_records(batch, options, parts)
     made.measures = [joined(found) for found in parts.values()]
+    if wide:
+        text = f"{len(wide):,} lines were not read: the lines have more than {MOST_NAMES:,} different keys"
+        made.problems.append(DataProblem(text, None, tuple(wide)))
     return made
+
+
+def _fits_a_table(data: bytes) -> bool:
+    """Whether a parser without limits may have the lines: not deeply nested, and not with very many names."""
+    names: set[bytes] = set()
+    for begin in range(0, len(data), _CHUNK):
+        names.update(_KEY.findall(data, max(0, begin - 100), begin + _CHUNK))
+        if len(names) > MOST_NAMES:
+            return False
+    nested, deepest = 0, 0
+    if max(map(_openings, data.split(b"\n"))) <= _MOST_NESTED:
+        return True
+    for mark in _MARK.findall(data):
+        if mark in b"[{":
+            nested += 1
+            deepest = max(deepest, nested)
+        elif mark in b"]}":
+            nested -= 1
+    return deepest <= _MOST_NESTED
+
+
+def _openings(line: bytes) -> int:
+    return line.count(b"[") + line.count(b"{")
+
+
+_CHUNK = 1 << 20
+_KEY = re.compile(rb'"((?:[^"\\]|\\.){0,200})"\s*:')
+_MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def _names(value: Any, deep: int) -> Iterator[str]:
+    """The fields of a line: its keys, and those of objects in it."""
+    for key, inner in value.items() if isinstance(value, dict) and deep > 0 else ():
+        yield key
+        yield from (f"{key}.{name}" for name in _names(inner, deep - 1))

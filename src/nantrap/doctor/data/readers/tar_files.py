@@ -126,7 +126,7 @@ def _decode(field: str, data: bytes) -> Any:
     if last == "json":
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreadableDataError(f"not JSON: {error}") from error
     if last in _NUMBERS:
         try:
