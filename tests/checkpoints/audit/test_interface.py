@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from nantrap.checkpoints.audit.contents import DTYPES, Contents, Extent, StoredT
 from nantrap.checkpoints.audit.files import ByteSource
 from nantrap.checkpoints.audit.readers import Reader
 from nantrap.checkpoints.audit.verdict import HELP, TITLES
+from nantrap.errors import UsageError
 
 
 def test_the_gate_is_there_after_importing_the_package() -> None:
@@ -86,3 +88,14 @@ def test_a_reader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert report.problems[0].first_index == (1,)
     path.write_bytes(path.read_bytes()[:-1])
     assert audit(path).problems[0].code == "NT909"
+
+
+@pytest.mark.parametrize("given", [None, 3, [None], b"x", ["a.pt", 1.5]])
+def test_what_is_no_path_is_wrong_use(given: Any) -> None:
+    with pytest.raises(UsageError, match="a path is expected, got"):
+        audit(given)
+
+
+def test_an_address_of_no_known_kind_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="cannot open foo:// addresses"):
+        audit("foo://bucket/run")

@@ -81,7 +81,12 @@ def audit(
         >>> report.healthy, report.problems[0].code, report.problems[0].tensor
         (False, 'NT901', 'model.weight')
     """
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given: list[Any] = [paths]
+    if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike)):
+        given = list(paths)
+    wrong = [path for path in given if not isinstance(path, (str, os.PathLike))]
+    if wrong:
+        raise UsageError(f"a path is expected, got {type(wrong[0]).__name__}; give a file, a folder, a glob or a URL")
     if not given:
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
     team, listener = ranks or AuditTeam(), progress or Progress()
