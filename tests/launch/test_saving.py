@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
+import nantrap
 from nantrap import NonFiniteError
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
+from nantrap.locate.hooks import Hook
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -141,3 +151,44 @@ def test_what_the_gate_cannot_look_at_is_saved_anyway(tmp_path: Path, capsys: py
     assert f"nantrap: {tmp_path / 'odd.pt'} is saved unchecked: LookupError: not now" in capsys.readouterr().err
     assert (tmp_path / "class.pt").exists()
     assert (tmp_path / "odd.pt").exists()
+
+
+@pytest.mark.parametrize("rename", [os.replace, os.rename, shutil.move, lambda old, new: Path(old).replace(new)])
+def test_a_temporary_file_that_is_renamed_does_not_replace_a_good_one(
+    rename: Callable[[str, str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, temporary = tmp_path / "model.pt", tmp_path / "model.pt.tmp"
+    with attached(RunSettings(run_dir=str(tmp_path / "run"))):
+        rename_now = getattr(os, rename.__name__) if rename.__name__ in ("replace", "rename") else rename
+        model, _ = trained()
+        for bad in (False, True):
+            if bad:
+                good = path.read_bytes()
+                poison(model)
+            torch.save(model.state_dict(), temporary)
+            rename_now(str(temporary), str(path))
+    assert path.read_bytes() == good
+    assert torch.load(tmp_path / "model.nonfinite.pt")["weight"].isnan().any()
+    assert not list(tmp_path.glob("*.tmp"))
+    assert "was renamed to model.nonfinite.pt instead" in capsys.readouterr().err
+
+
+def test_a_pickled_model_with_our_hooks_opens_without_nantrap(tmp_path: Path) -> None:
+    class Owner:
+        def called(self, *_: Any) -> None:
+            raise AssertionError
+
+    owner, model = Owner(), nn.Sequential(nn.Linear(2, 2))
+    model[0].register_forward_hook(Hook(owner.called))
+    model.register_forward_pre_hook(Hook(owner.called))
+    model.register_load_state_dict_post_hook(Hook(owner.called))
+    torch.save(model, tmp_path / "model.pt")
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(copy.deepcopy(model)))
+    assert nantrap.audit(tmp_path / "model.pt").checkpoints[0].verdict == "ok"
+    code = (
+        "import sys; sys.modules['nantrap'] = None\n"
+        "import pickle, torch\n"
+        "for model in (torch.load('model.pt', weights_only=False), pickle.load(open('model.pkl', 'rb'))):\n"
+        "    model.load_state_dict(model.state_dict()); assert model(torch.ones(1, 2)).shape == (1, 2)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)

@@ -1,7 +1,8 @@
 """The files of a model that the script writes and reads: the finite gate before a save, and the check after a load.
 
-A non-finite state never replaces a good file, in `torch.save`, safetensors and `torch.distributed.checkpoint`. Only a
-guarded model's state is checked, recognised by the names of its parameters; data and predictions may hold NaN. By
+A non-finite state never replaces a good file in `torch.save` and `safetensors.torch.save_file` with a path, also of a
+temporary file that is renamed, and in `torch.distributed.checkpoint`; docs/checkpoints.md lists what is not gated. Only
+a guarded model's state is checked, recognised by the names of its parameters; data and predictions may hold NaN. By
 policy a bad state is refused (`strict`), saved as asked with a warning (`observe`), or saved next to it under another
 name, `model.nonfinite.pt`, while the last good `model.pt` stays.
 
@@ -56,16 +57,38 @@ def install(patches: Patches, registry: OptimizerRegistry) -> None:
 def _install_saving(patches: Patches, registry: OptimizerRegistry) -> None:
     """Check every file of a model before it is written."""
 
+    diverted: dict[str, Path] = {}
+    """Files that were written under another name, by the name that the script gave and that does not exist."""
+
+    def checked_place(obj: Any, where: Any) -> Any:
+        place = _checked_place(registry, obj, where)
+        if place is not where and not os.path.lexists(where):
+            diverted[os.path.abspath(where)] = place
+        return place
+
+    def rename(original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        """A script that writes a temporary file and renames it: the diverted file gets the name beside the target."""
+        if not diverted or not isinstance(src, (str, os.PathLike)) or os.path.lexists(src):
+            return original(src, dst, *args, **kwargs)
+        beside = diverted.pop(os.path.abspath(src), None)
+        if beside is None:
+            return original(src, dst, *args, **kwargs)
+        aside = _beside(Path(dst))
+        registry.say(f"{dst} would hold non-finite values: {beside.name} was renamed to {aside.name} instead")
+        return original(beside, aside, *args, **kwargs)
+
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _checked_place(registry, obj, f)
+        place = checked_place(obj, f)
         with contextlib.ExitStack() as without:
             for loop in registry:  # a pickled module must open where nantrap is not installed
                 without.enter_context(_unhooked(loop.session.protected.root))
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(tensors, _checked_place(registry, tensors, filename), *args, **kwargs)
+        return original(tensors, checked_place(tensors, filename), *args, **kwargs)
 
+    patches.wrap(os, "replace", rename)
+    patches.wrap(os, "rename", rename)
     patches.wrap(torch, "save", save)
     patches.put(torch.serialization, "save", torch.save)
     import safetensors.torch
@@ -131,10 +154,14 @@ def _place(registry: OptimizerRegistry, obj: Any, where: Any) -> Any:
     if registry.settings.observes or not is_path:  # a stream has no path
         registry.say(f"{path} is being saved with non-finite values: {names}")
         return where
-    beside = path.with_name(f"{path.stem}.nonfinite{path.suffix}")
+    beside = _beside(path)
     kept = "the last good file of that name stays" if path.exists() else "no file of that name was written"
     registry.say(f"{path} would hold non-finite values ({names}): saved as {beside.name} instead, {kept}")
     return beside
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.nonfinite{path.suffix}")
 
 
 def _is_guarded_state(registry: OptimizerRegistry, obj: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,5 +31,6 @@ class Hook:
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
 
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a function of the standard library that takes anything and returns None: the file opens without nantrap
+        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,16 @@ def test_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quarantine works on local files only"):
         quarantine(audits, "s3://bucket/jail")
     assert (tmp_path / "checkpoint-1" / "pytorch_model.bin").exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names are text there")
+def test_a_name_that_is_not_text_is_moved_logged_and_can_be_moved_back(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"model-\xff.pt")
+    with path.open("wb") as file:
+        torch.save({"model": {"w": torch.tensor([torch.nan])}}, file)
+    before = path.read_bytes()
+    (move,) = quarantine(audit(path).checkpoints, tmp_path / "aside")
+    assert not path.exists()
+    assert json.loads((tmp_path / "aside" / "quarantine.jsonl").read_text())["undo"] == move.undo
+    subprocess.run(["bash", "-c", move.undo], check=True, timeout=60)
+    assert path.read_bytes() == before

@@ -224,6 +224,7 @@ VALUES: Final = _pairs({
 """Constants and types that data name. Calling them is not expected."""
 
 CLASSES: Final = _pairs({
+    "contextlib": "nullcontext",
     **TORCH_CLASSES,
     "torch": "Size device Tensor Generator",
     "torch._C": "Generator",

@@ -28,7 +28,7 @@ class Move(NamedTuple):
     @property
     def undo(self) -> str:
         """The command that moves it back, and overwrites nothing either."""
-        return f"mv -n -- {shlex.quote(self.target)} {shlex.quote(self.source)}"
+        return f"mv -n -- {_quoted(self.target)} {_quoted(self.source)}"
 
     def to_dict(self) -> dict[str, str]:
         """The move as plain JSON values."""
@@ -56,7 +56,7 @@ def quarantine(audits: Iterable[CheckpointAudit], folder: str | os.PathLike[str]
             raise UsageError(f"{folder} lies inside {path}, which would be moved into it; give another folder")
         for source in _belongings(audit):
             target = _free_name(target_folder, source.name)
-            _move(source, target)
+            _move_or_leave(source, target)
             move = Move(os.path.abspath(source), os.path.abspath(target))
             moves.append(move)
             _log(target_folder / LOG_NAME, move, audit)
@@ -82,6 +82,24 @@ def _free_name(folder: Path, name: str) -> Path:
         number += 1
         target = folder / f"{name}.{number}"
     return target
+
+
+def _quoted(path: str) -> str:
+    """A path as a word of a shell; bytes that are not text are written as numbers."""
+    if path.isascii() or path.encode(errors="replace").decode() == path:
+        return shlex.quote(path)
+    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(path)) + "'"
+
+
+def _move_or_leave(source: Path, target: Path) -> None:
+    """Move it, or say that it is still where it was: what was made at the target is removed again."""
+    try:
+        _move(source, target)
+    except OSError as error:
+        if os.path.lexists(source) and not source.is_dir():
+            target.unlink(missing_ok=True)
+        reason = f"it could not be moved to {target}: {error.strerror or error}; it is still in its place"
+        raise OSError(error.errno, reason, str(source)) from error
 
 
 def _move(source: Path, target: Path) -> None:
@@ -114,4 +132,4 @@ def _log(path: Path, move: Move, audit: CheckpointAudit) -> None:
     codes = sorted({problem.code for problem in audit.problems if problem.severity == "error"})
     line = {**move.to_dict(), "codes": codes, "time": time.time()}
     with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(line, ensure_ascii=False) + "\n")
+        log.write(json.dumps(line) + "\n")
