@@ -155,3 +155,32 @@ def test_values_of_before_from_the_loader_and_from_the_call() -> None:
         return {"a": 5} if ast.unparse(call.func) == "m" else {}
 
     assert dependence("a = f(a)\ny, a = m(a)\ny", held, arguments=arguments) == (["y, a = m(a)"], {"a": 5})
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 1)
+        self.inverse = Inverse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+class Inverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / x
+
+
+def test_a_part_of_the_model_whose_call_leaves_no_graph_is_run_again() -> None:
+    torch.manual_seed(0)
+    model = Weighted()
+    found: list[Incident | None] = []
+    with guarded(model) as guard:
+        for step in range(3):
+            weight = model.inverse(torch.full((2, 1), float(step != 1)))
+            guard.backward((weight * model(torch.ones(2, 3))).mean())
+            found.append(guard.step().incident)
+    incident = only(found)
+    assert (incident.module, incident.causes[0].slug) == ("inverse", "division_by_zero")

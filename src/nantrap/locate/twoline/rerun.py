@@ -393,7 +393,8 @@ class _Rerun:
             if not (same and all(map(torch.equal, then.torch_cuda, now.torch_cuda))):
                 raise NotRepeatable("random numbers that were drawn before the model was called")
         # NaN is equal to NaN: where the loss is, only what the model is given shows that the values are those of then
-        if self._checks_streams and torch.is_grad_enabled() and not same_inputs(self._calls, args, kwargs):
+        own = [call for call in self._calls if module is (self._failed.root if call.module is None else call.module)]
+        if self._checks_streams and torch.is_grad_enabled() and not same_inputs(own, args, kwargs):
             raise NotRepeatable("other values than those that the model was given")
         self._called += 1
         return module(*args, **kwargs)

@@ -41,10 +41,10 @@ def same_value(failed: Failure, now: float) -> bool:
 
 
 def same_inputs(calls: Sequence[RootCall], args: Any, kwargs: Any) -> bool:
-    """Whether one of the recorded calls was given these values; where not all calls were recorded, it may have been."""
+    """Whether one of these calls was given these values. Where none was recorded, or not all, it may have been."""
     now = [tensor for _, tensor in tensors_of((args, kwargs))]
-    recorded = ([tensor for _, tensor in tensors_of((call.args, call.kwargs))] for call in calls)
-    return len(calls) >= MOST_CALLS or any(
+    recorded = [[tensor for _, tensor in tensors_of((call.args, call.kwargs))] for call in calls]
+    return len(calls) in (0, MOST_CALLS) or any(
         len(now) == len(then) and all(map(_same_values, now, then)) for then in recorded
     )
 
