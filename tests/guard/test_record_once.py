@@ -65,7 +65,7 @@ def test_a_rollback_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     policy = Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=1), diagnose="locate")
     guard = run.guard(policy=policy, run_dir=tmp_path)
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
-    monkeypatch.setattr("nantrap.guard.ranks.ranks.Ranks.all", lambda self, ok: False)  # another rank has no anchor
+    monkeypatch.setattr("nantrap.guard.ranks.ranks.Ranks.share", lambda self, own: {0: own, 1: []})  # 1 has no anchor
     with pytest.raises(nantrap.NonFiniteError, match="no older state could be restored"):
         guard.attempt(run.forward, poison(run.batches[3]))
     assert [each["action"] for each in written(tmp_path)] == ["stop"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import lone_giant
-from nantrap.finite.check import readable
 from nantrap.thresholds import LARGE_GAIN
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ def _gain(weight: Tensor, owner: str) -> float:
 
     The scale of a weight that is spread over ranks is that of this rank's part; 0.0 where there is nothing to read.
     """
+    from nantrap.finite.check import readable
+
     values = readable(weight)
     if values is None:
         return 0.0
