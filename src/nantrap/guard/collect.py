@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.jit import ScriptModule
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
@@ -98,7 +99,8 @@ class Collector:
         self._watch(model)
         for _, module in session.protected.members.also:
             self.watch_beside(module)
-        self._handles.append(session.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
+        if not isinstance(session.protected.root, ScriptModule):
+            self._handles.append(session.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
 
     def after_load(self, _: nn.Module, keys: Any) -> None:
         """A state dict was loaded into the model: note what of it is not finite, before other code writes it. One with
@@ -163,7 +165,8 @@ class Collector:
 
     def watch_beside(self, module: nn.Module) -> None:
         """A module beside the model takes part in the step. One that is called first (a teacher) begins the step."""
-        self._handles.append(module.register_forward_pre_hook(Hook(self._before_beside)))
+        if not isinstance(module, ScriptModule):
+            self._handles.append(module.register_forward_pre_hook(Hook(self._before_beside)))
 
     def _before_beside(self, module: nn.Module, args: Any) -> None:
         """What is there now is what a refused step goes back to, unless the step has begun.
@@ -301,6 +304,8 @@ class Collector:
             clear_probes()
 
     def _watch(self, module: nn.Module) -> None:
+        if isinstance(module, ScriptModule):
+            return  # it takes no hooks: a step is seen at its backward pass
         self._handles.append(module.register_forward_pre_hook(_Before(self), with_kwargs=True))
         self._handles.append(module.register_forward_hook(_After(self)))
 

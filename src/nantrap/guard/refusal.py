@@ -133,10 +133,12 @@ def put_back_buffers(session: Session, window: Window, reading: Reading) -> None
     )
     kinds = ("buffer", "parameter")
     names = ", ".join(dict.fromkeys(found.name for found in observation.findings if found.kind in kinds))
-    with session.protected.ledger.kept():
-        diagnosed = diagnose(session, observation)
-    session.protected.ledger.restore_buffers()
-    session.protected.ledger.restore_script_writes()
+    try:
+        with session.protected.ledger.kept():
+            diagnosed = diagnose(session, observation)
+    finally:  # also after Ctrl+C
+        session.protected.ledger.restore_buffers()
+        session.protected.ledger.restore_script_writes()
     words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
     window.diagnosed.append((diagnosed, words))
 

@@ -63,7 +63,11 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(session, driver, window, reading, observation)
     contain(session, driver)
-    diagnosed = diagnose(session, observation)
+    try:
+        diagnosed = diagnose(session, observation)
+    except BaseException:  # Ctrl+C, wherever it came: a replay may have been restoring
+        session.protected.restore()
+        raise
     if session.ranges is not None and session.ranges.findings and not decision.spike:
         diagnosed = diagnosed.noting(outside_in_words(session.ranges.findings))
     return refuse(session, driver, window, bad_reading(window, reading, observation), diagnosed, decision)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,14 +56,20 @@ def set_counts(counts: Sequence[tuple[Tensor, int]]) -> None:
         torch._C._autograd._unsafe_set_version_counter(tensor, count)  # type: ignore[arg-type]
 
 
+_scripted: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor | None]] = weakref.WeakKeyDictionary()
+
+
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own table of buffers: a forward pass may replace an entry."""
+    """The module's own table of buffers: a forward pass may replace an entry. TorchScript has none in Python, so its
+    buffers are put into one; they are never replaced there."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return _scripted.setdefault(module, dict(module.named_buffers(recurse=False)))
     return module._buffers
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The module's own table of parameters."""
-    return module._parameters
+    """The module's own table of parameters; that of TorchScript is not in Python."""
+    return {} if isinstance(module, torch.jit.ScriptModule) else module._parameters
 
 
 def has_pre_hooks(optimizer: Optimizer) -> bool:

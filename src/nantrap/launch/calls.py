@@ -398,8 +398,8 @@ def _asking_data(registry: OptimizerRegistry, plain: Any) -> property:
 
 def _look(registry: OptimizerRegistry, tensor: Any, *, copies: bool) -> None:
     """The script asks about a tensor: a loss that it may abandon, or a value of plain tensors."""
-    if not isinstance(tensor, Tensor) or not tensor.requires_grad or registry.is_own_call():
-        return
+    if not isinstance(tensor, Tensor) or not tensor.requires_grad or tensor.is_complex() or registry.is_own_call():
+        return  # a complex number is no loss
     if registry.asked.open:
         registry.asked.note(tensor, copies=copies)
     else:

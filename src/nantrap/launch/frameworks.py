@@ -1,4 +1,5 @@
-"""Frameworks own the loop: what has to be known of them, or kept from them, while a script trains by one.
+"""Frameworks own the loop: what has to be known of them, or kept from them, while a script trains by one. TorchScript
+sees models and PyTorch as they are without a guard.
 
 The function by which a framework computes a loss is noted, so that a failed loss can be computed again: a script that
 trains by itself has those statements on the stack, a framework has returned from them when it calls `backward`. A loss
@@ -15,6 +16,7 @@ import torch
 
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.registry import OptimizerRegistry
+from nantrap.locate.hooks import without_hooks
 from nantrap.locate.twoline.caller import FrameworkCall, note_entry
 
 _LIGHTNING = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
@@ -43,6 +45,14 @@ def install(patches: Patches, registry: OptimizerRegistry) -> None:
     def transformers(module: ModuleType) -> None:
         patches.wrap(module.Trainer, "training_step", _compute_loss)
 
+    def compile_script(original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """TorchScript compiles or records the hooks of a module, and each function of torch that its code names."""
+        models = [loop.model for loop in registry.guards]
+        with patches.suspended(), without_hooks(obj, *models):
+            return original(obj, *args, **kwargs)
+
+    for name in ("script", "trace", "trace_module"):
+        patches.wrap(torch.jit, name, compile_script)
     for name in _LIGHTNING:
         when_imported(patches, name, lightning)
     for name in _LIGHTNING_MODULE:

@@ -5,11 +5,12 @@ Those of a library that the script has not imported yet are replaced as soon as 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -89,6 +90,21 @@ class Patches:
             own = vars(cls).get(name)
             if callable(own) and own not in self._wrappers:
                 self.wrap(cls, name, wrapper)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """PyTorch as it is without us, for a compiler that reads the functions themselves (TorchScript)."""
+        now = [(owner, name, vars(owner)[name]) for owner, name, _ in self._before]
+        for owner, name, value in reversed(self._before):
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for owner, name, value in now:
+                setattr(owner, name, value)
 
     def undo(self) -> None:
         """Restore everything. A wrapper that another module still holds only calls the original function."""

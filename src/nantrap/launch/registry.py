@@ -338,7 +338,7 @@ class OptimizerRegistry:
             return
         root = find_root(_parameters(optimizer), called)
         if root is None:
-            return  # its parameters are lazy: tried again at the next call
+            return  # its parameters have no values yet: tried again at the next call
         bare = called is not None and not replicas_in(called)
         if bare:
             self.replicas.watch()
@@ -354,9 +354,9 @@ class OptimizerRegistry:
                     entry.loop.protect(beside, earlier=each.earlier)
             if entry.resumed:
                 entry.loop.continue_at(steps_made(optimizer) or 0)
-        except NantrapError as error:
-            entry.unguarded_because = str(error)
-            self.say(f"{type(optimizer).__name__} is not guarded: {error}")
+        except Exception as error:  # the script goes on as without a guard
+            entry.unguarded_because = str(error) or type(error).__name__
+            self.say(f"{type(optimizer).__name__} is not guarded: {entry.unguarded_because}")
         finally:
             self.activity.busy = False
 

@@ -90,12 +90,14 @@ def owns_some(module: nn.Module, parameters: Iterable[Tensor]) -> bool:
 
 
 def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> nn.Module | None:
-    """The model of these parameters, or `None` while some of it is still lazy.
+    """The model of these parameters, or `None` while some of it has no values yet.
 
     Args:
         parameters: what an optimizer owns.
         called: the module that is being called, if there is one.
     """
+    if any(map(_has_no_values, parameters)):
+        return None
     wanted = {id(parameter) for parameter in parameters}
     if called is not None and wanted <= {id(parameter) for parameter in called.parameters()}:
         return None if _is_lazy(called) else _replica_around(called, wanted) or called
@@ -148,7 +150,12 @@ def _held(module: nn.Module, wanted: set[int]) -> set[int]:
 
 
 def _is_lazy(module: nn.Module) -> bool:
-    return any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters())
+    return any(map(_has_no_values, module.parameters()))
+
+
+def _has_no_values(parameter: Tensor) -> bool:
+    """Whether there is nothing to guard in a parameter yet: it is lazy, on the meta device, or a fake tensor."""
+    return isinstance(parameter, UninitializedParameter) or parameter.is_meta or hasattr(parameter, "fake_mode")
 
 
 class ModuleCalls:

@@ -9,7 +9,6 @@ finite, and the next one is loaded before a model was called: the script has lef
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +146,7 @@ class AskedTensors:
     def _is_finite(self, tensor: Tensor) -> bool:
         was, self.open = self.open, False  # what is read here is not asked by the script
         try:
-            return math.isfinite(float(tensor.detach()))
+            return not finite.any_nonfinite([tensor.detach()])
         finally:
             self.open = was
 

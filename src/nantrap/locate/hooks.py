@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from torch.compiler import is_compiling
+
+from nantrap.locate.torch_private import forward_hooks_of
 
 
 class Hook:
@@ -34,3 +37,23 @@ class Hook:
     def __reduce__(self) -> tuple[Any, ...]:
         # a function of the standard library that takes anything and returns None: the file opens without nantrap
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+@contextlib.contextmanager
+def without_hooks(*modules: Any) -> Iterator[None]:
+    """Modules without the hooks of a guard, for what would compile or record them."""
+    tables = [
+        table
+        for module in modules
+        if isinstance(module, nn.Module)
+        for each in module.modules()
+        for table in forward_hooks_of(each)
+    ]
+    taken = [(table, key, hook) for table in tables for key, hook in table.items() if isinstance(hook, Hook)]
+    for table, key, _ in taken:
+        table.pop(key, None)
+    try:
+        yield
+    finally:
+        for table, key, hook in taken:
+            table[key] = hook

@@ -257,3 +257,8 @@ def _pushed(mode: TorchFunctionMode) -> Iterator[None]:
         yield
     finally:
         TorchFunctionMode.__exit__(mode, None, None, None)
+
+
+def forward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks that run before and after a module's forward pass, by key."""
+    return module._forward_pre_hooks, module._forward_hooks

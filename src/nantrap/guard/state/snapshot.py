@@ -85,8 +85,9 @@ class UpdateSnapshot:
         tensors: list[Tensor] = list(self._parameters)
         self._layers = [_Layer.of(layer, tensors) for layer in layers_of(self._optimizer)]
         if not _same(tensors, self._originals):
-            self._originals = tensors
+            self._originals, self._copies = [], []  # memory may end in the middle: half a copy is none
             self._copies = [tensor.detach().clone() for tensor in tensors]
+            self._originals = tensors
             return
         with torch.no_grad():
             copy_parts(self._copies, tensors)

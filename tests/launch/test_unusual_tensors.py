@@ -1,0 +1,124 @@
+"""Programs whose tensors cannot be read or hooked end under guard as they end without one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nantrap
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import RunSettings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RunSettings:
+    return RunSettings(run_dir=str(tmp_path / "run"), quiet=True)
+
+
+def train(model: nn.Module, inputs: list[Tensor]) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for x in inputs:
+        optimizer.zero_grad()
+        model(x).abs().pow(2).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+class Checked(nn.Module):
+    """Names functions of torch that a guard replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(torch.isnan(x).any()):
+            x = torch.nan_to_num(x)
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_compiles_and_traces_a_model_that_is_guarded(settings: RunSettings) -> None:
+    torch.manual_seed(0)
+    model, x = Checked(), torch.randn(4, 3)
+    with attached(settings) as attachment:
+        train(model, [x] * 2)
+        scripted, traced = torch.jit.script(model), torch.jit.trace(model, x)
+        train(model, [x, x * math.nan, x])
+        (_, second) = attachment.registry
+    assert torch.equal(scripted(x), model(x))
+    assert torch.equal(traced(x), model(x))
+    assert second.tally.applied == 3  # `nan_to_num` makes the batch finite
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bad", [None, 1])
+def test_a_scripted_model_is_guarded(bad: int | None, settings: RunSettings) -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    inputs = [torch.randn(4, 3) * (math.nan if step == bad else 1.0) for step in range(4)]
+    with attached(settings) as attachment:
+        train(model, inputs)
+        (loop,) = attachment.registry
+    assert loop.tally.incidents == (0 if bad is None else 1)
+    assert all(bool(t.isfinite().all()) for t in (*model.parameters(), *model.buffers()))
+
+
+def test_a_complex_number_that_the_script_reads_is_no_loss(settings: RunSettings) -> None:
+    model = nn.Linear(3, 3, dtype=torch.complex64)
+    x = torch.ones(2, 3, dtype=torch.complex64)
+    with attached(settings) as attachment:
+        train(model, [x] * 2)
+        for value in (1.0, math.nan):
+            read = model(x * value).sum()
+            assert isinstance(read.item(), complex)
+            assert torch.isfinite(read).item() is (value == 1.0)
+        train(model, [x] * 2)
+        assert sum(loop.tally.incidents for loop in attachment.registry) == 0
+
+
+def test_steps_on_the_meta_device_are_made(settings: RunSettings) -> None:
+    with attached(settings) as attachment:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        train(model, [torch.randn(2, 3, device="meta")] * 3)
+        assert not list(attachment.registry)
+
+
+class Full(TorchDispatchMode):
+    """Memory ends at one of the copies that are made inside."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.aten.clone.default:
+            self.left -= 1
+            if self.left == 0:
+                raise torch.OutOfMemoryError("out of memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("at", [3, 9, 14, 18, 21])
+def test_after_memory_has_ended_in_one_step_the_next_ones_are_made(at: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    policy = nantrap.Policy(rollback=nantrap.Rollback(undo="always"))
+    guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
+
+    def step(value: float = 1.0) -> nantrap.Outcome:
+        guard.backward(model(torch.randn(4, 3) * value).pow(2).mean())
+        return guard.step()
+
+    with Full(at), pytest.raises(torch.OutOfMemoryError):
+        step()
+    assert [step().applied for _ in range(3)] == [True] * 3
+    assert not step(math.nan).applied
+    assert all(bool(t.isfinite().all()) for t in (*model.parameters(), *model.buffers()))
