@@ -8,6 +8,7 @@ train.py`, and the settings are passed in the environment.
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def install(patches: Patches, registry: OptimizerRegistry) -> None:
     """Guard every process that the script starts to train in."""
     _install_spawn(patches, registry)
     _install_commands(patches, registry)
+    _install_processes(patches, registry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,20 @@ def _install_spawn(patches: Patches, registry: OptimizerRegistry) -> None:
 
     patches.wrap(module, "start_processes", start)
     patches.put(torch.multiprocessing, "start_processes", vars(module)["start_processes"])
+
+
+def _install_processes(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Count the new interpreters that the script starts by `multiprocessing`. They are not guarded: most of them train
+    nothing (an environment, a reader of files), and would have to import torch for it."""
+
+    def start(original: Any, self: Any) -> None:
+        function = getattr(self, "_target", None)  # forgotten when it has started
+        original(self)
+        method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
+        if method != "fork" and not str(getattr(function, "__module__", "")).startswith("torch."):
+            registry.unguarded_processes += 1
+
+    patches.wrap(multiprocessing.process.BaseProcess, "start", start)
 
 
 def _install_commands(patches: Patches, registry: OptimizerRegistry) -> None:

@@ -100,6 +100,8 @@ class OptimizerRegistry:
         self.earlier_incidents: frozenset[Path] = frozenset()
         """The incidents of earlier runs in the same folder."""
         self.has_children = False
+        self.unguarded_processes = 0
+        """How many new interpreters the script started by `multiprocessing`."""
         self.own_guards = 0
         """How many optimizers the script guards itself."""
         self.loaded_bad: list[tuple[weakref.ref[Tensor], int]] = []

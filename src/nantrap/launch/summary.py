@@ -62,6 +62,7 @@ class RunSummary:
         own_weights: weights of this rank alone: its own models, or its shards of a common one.
         injected: injected faults that happened in this process, by kind.
         untrained: that most steps of an optimizer were skipped, in words, for each of those.
+        unguarded_processes: new interpreters that the script started by `multiprocessing`.
     """
 
     steps: int = 0
@@ -94,6 +95,7 @@ class RunSummary:
     own_guards: int = 0
     guesses: dict[str, int] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    unguarded_processes: int = 0
 
     @classmethod
     def of(cls, attachment: Attachment) -> RunSummary:
@@ -133,6 +135,7 @@ class RunSummary:
             own_guards=attachment.registry.own_guards,
             untrained=tuple(words for loop in loops if (words := _untrained(loop))),
             in_children=attachment.registry.has_children,
+            unguarded_processes=attachment.registry.unguarded_processes,
             rank=loops[0].session.ranks.rank if loops else 0,
             ranks=max([loop.session.ranks.processes for loop in loops], default=1),
             own_models=sum(not loop.session.ranks.acquainted for loop in loops),
@@ -144,7 +147,7 @@ class RunSummary:
         """For people."""
         if not self.optimizers:
             return self._without_optimizer()
-        found = [*self._of_steps(), *self.notes]
+        found = [*self._of_steps(), *self.notes, *self._processes()]
         if not self.state_finite:
             found.append(self._bad_end())
         found += () if self.stopped else self.untrained
@@ -162,6 +165,8 @@ class RunSummary:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]
         found = ["no optimizer made a step, so nothing was guarded"]
+        if self.unguarded_processes:
+            found = ["no optimizer made a step in this process, so nothing was guarded", *self._processes()]
         if self.loose_values:
             were = "was" if self.loose_values == 1 else "were"
             found.append(f"{counted(self.loose_values, 'value')} that the script used {were} not finite")
@@ -220,6 +225,14 @@ class RunSummary:
     def _injected(self) -> str:
         kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
         return f"faults injected on purpose: {kinds}"
+
+    def _processes(self) -> list[str]:
+        if not self.unguarded_processes:
+            return []
+        which = (
+            f"{counted(self.unguarded_processes, 'process', 'processes')} that the script started by multiprocessing"
+        )
+        return [f"NOT GUARDED: {which} (spawn). If they train, nothing checks their steps"]
 
     @property
     def failed(self) -> bool:
