@@ -360,7 +360,7 @@ def test_all_labels_ignored_is_reported_and_skipped_and_never_rolled_back(form: 
 
     data = [(x, torch.randint(3, (8,))) for x, _ in batches(3)]
     run = make_run(loss=loss, data=data)
-    guard = run.guard(policy=Policy(max_consecutive_skips=2, skips=Skips(window=30)))
+    guard = run.guard(policy=Policy(max_consecutive_skips=30, skips=Skips(in_window=2)))
     FORMS[form](run, guard)
     before = state(run)
     ignored = (data[0][0], torch.full((8,), -100))
