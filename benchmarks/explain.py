@@ -182,7 +182,7 @@ def sentences(incident: nantrap.Incident) -> Iterator[str]:
         yield cause.summary
         yield from (evidence.text for evidence in cause.evidence)
         if cause.fix is not None:
-            yield cause.fix.text
+            yield cause.fix.words
 
 
 def state_is_finite(case: Case) -> bool:

@@ -31,30 +31,30 @@ def cause_of(loss: Callable[[Tensor], Tensor], *, zero: bool = True) -> Cause:
     [
         (
             lambda y: y.abs().sqrt().mean(),
-            "or an eps inside: sqrt(x + 1e-12) (an eps outside, sqrt(x) + eps, changes nothing)",
+            "not tried: an eps inside: sqrt(x + 1e-12) (an eps outside, sqrt(x) + eps, changes nothing)",
         ),
         (
             lambda y: (y.abs() ** 0.6).mean(),
-            "or an eps inside: (x + 1e-12) ** a (an eps outside, x ** a + eps, changes nothing)",
+            "not tried: an eps inside: (x + 1e-12) ** a (an eps outside, x ** a + eps, changes nothing)",
         ),
         (
             lambda y: y.abs().log().mean(),
-            "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made",
+            "nantrap.ops.safe_log(x): verified",
         ),
         (
             lambda y: (y * 1e4).softmax(-1).log().mean(),
-            "log_softmax(x) instead of log(softmax(x)), which stays finite; or nantrap.ops.safe_log(x)",
+            "log_softmax(x) instead of log(softmax(x)) in line ",
         ),
         (
             lambda y: (y * 1e4).sigmoid().log().mean(),
-            "logsigmoid(x), or binary_cross_entropy_with_logits, instead of the logarithm of a sigmoid",
+            "logsigmoid(x) instead of log(sigmoid(x)) in line ",
         ),
     ],
 )
 def test_the_help_names_the_call(loss: Callable[[Tensor], Tensor], help_text: str) -> None:
     fix = cause_of(loss).fix
     assert fix is not None
-    assert help_text in fix.text
+    assert help_text in fix.words
 
 
 def test_a_logarithm_of_a_negative_number_is_not_called_one_of_zero() -> None:

@@ -38,7 +38,7 @@ def test_the_wrong_direction_does_not_prove_the_rate(kind: str) -> None:
     assert DELAYS in [evidence.text for evidence in incident.causes[0].evidence]
     fix = incident.causes[0].fix
     assert fix is not None
-    assert fix.text.startswith("check the direction first")
+    assert fix.words.startswith("check the direction first")
 
 
 def test_a_rate_that_is_too_high_is_still_proven() -> None:
@@ -75,7 +75,7 @@ def test_the_highest_rate_of_all_groups_is_named() -> None:
     assert (cause.slug, cause.proven) == ("lr_too_high", True)
     assert cause.summary.startswith("a learning rate of 30, the highest of 2 parameter groups, is beyond")
     assert cause.fix is not None
-    assert "(the same steps stay finite at 0.3)" in cause.fix.text
+    assert "(the same steps stay finite at 0.3)" in cause.fix.words
 
 
 def test_one_rate_for_all_groups_is_named_alone() -> None:

@@ -36,7 +36,7 @@ def sentences(incident: Incident) -> Iterator[str]:
         yield cause.summary
         yield from (evidence.text for evidence in cause.evidence)
         if cause.fix is not None:
-            yield cause.fix.text
+            yield cause.fix.words
     for trial in incident.trials:
         gave = {True: "finite", False: "not finite", None: trial.note}[trial.finite]
         yield f"{trial.change}: {gave}"

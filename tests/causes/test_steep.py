@@ -86,7 +86,7 @@ def test_a_slope_too_steep_for_float16_is_proven_with_a_larger_eps(name: str) ->
     assert (cause.slug, cause.proven) == ("singular_gradient_at_zero", True)
     assert cause.fix is not None
     assert cause.fix.verified
-    assert cause.evidence[-1].text == "with an eps of 1e-05 there the step is finite"
+    assert cause.evidence[-1].text == "with the argument kept further from zero the step is finite"
 
 
 @pytest.mark.parametrize("name", ["rsqrt", "layer_norm"])
@@ -106,8 +106,9 @@ def test_its_words_name_the_product_the_cast_and_the_line() -> None:
         "aten._to_copy writes it in float16, which ends at 65,504; without that factor it fits"
     )
     assert cause.fix is not None
-    assert cause.fix.text.startswith("a larger eps for rsqrt in line ")
-    assert " of Rsqrt.forward, for example 1e-05: " in cause.fix.text
+    assert cause.fix.text.startswith("torch.rsqrt(x.clamp(min=1e-05)) in line ")
+    assert "not tried: a larger eps for rsqrt in line " in cause.fix.words
+    assert " of Rsqrt.forward, for example 1e-05; " in cause.fix.words
     fused = incident_of(NORMS["layer_norm"]).causes[0]
     assert fused.evidence[0].text.endswith(": what layer_norm divides by is almost 0")
 

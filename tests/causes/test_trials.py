@@ -87,8 +87,8 @@ TRIALS: dict[str, tuple[str, Callable[[Case], Trial], bool | None]] = {
     "without_samples": (FORWARD, lambda case: case.lab.without_samples((2,), 6), True),
     "without_other_samples": (FORWARD, lambda case: case.lab.without_samples((0, 1), 6), False),
     "loss_scaled": (FORWARD, lambda case: case.lab.loss_scaled(1 / 1024, "a loss scale of 1"), False),
-    "replaced": (FORWARD, lambda case: case.lab.replaced(_line(case), "log", "safe_log"), True),
-    "replaced_elsewhere": (FORWARD, lambda case: case.lab.replaced(_line(case), "acos", "safe_acos"), None),
+    "replaced": (FORWARD, lambda case: case.lab.replaced(_line(case), "log"), True),
+    "replaced_elsewhere": (FORWARD, lambda case: case.lab.replaced(_line(case), "acos"), None),
     "weights": (FORWARD, lambda case: case.lab.with_weights("zero", "weights of 0", zero_weights(case)), False),
     "raises": (FORWARD, lambda case: case.lab.with_weights("bad", "nothing", break_in_the_middle(case)), None),
     "rate": (FORWARD, lambda case: case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 10), False),
@@ -165,7 +165,7 @@ def test_what_a_trial_raises_is_noted(inspect_case: InspectCase) -> None:
         trial = case.lab.with_weights("bad", "nothing", break_in_the_middle(case))
         assert trial.finite is None
         assert trial.note == "ValueError: out of ideas"
-        missed = case.lab.replaced(_line(case), "acos", "safe_acos")
+        missed = case.lab.replaced(_line(case), "acos")
         assert missed.note == "LookupError: the call was not found at its line"
 
     inspect_case(FORWARD, look)
@@ -194,10 +194,10 @@ def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
 def test_loss_is_reported(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         assert case.lab.again().loss == float("-inf")
-        replaced = case.lab.replaced(_line(case), "log", "safe_log")
+        replaced = case.lab.replaced(_line(case), "log")
         assert replaced.loss is not None
         assert np.isfinite(replaced.loss)
-        assert replaced.change == f"safe_log in line {_line(case).line}"
+        assert replaced.change == f"nantrap.ops.safe_log(x) in line {_line(case).line}"
 
     inspect_case(FORWARD, look)
 
@@ -290,7 +290,7 @@ def test_only_the_guilty_line_is_replaced(other: str, finite: bool, inspect_case
     def look(case: Case) -> None:
         file = _line(case).file
         line = Path(file).read_text(encoding="utf-8").splitlines().index("    first = x.sqrt().sum()") + 1
-        assert case.lab.replaced(Source(file=file, line=line), "sqrt", "safe_sqrt").finite is finite
+        assert case.lab.replaced(Source(file=file, line=line), "sqrt").finite is finite
 
     inspect_case(TWICE.format(other=other), look)
 
@@ -302,7 +302,7 @@ def test_hits_are_counted_at_their_line() -> None:
         here = x.sqrt()  # this one
         there = x.sqrt()
         torch.sin(x)
-    assert replacement.hits == 1
+    assert len(replacement.hits) == 1
     assert torch.equal(here, there)
     assert torch.autograd.grad(here.sum(), x)[0].tolist() == [0.0, 0.25]
     assert torch.autograd.grad(there.sum(), x)[0].tolist() == [float("inf"), 0.25]
@@ -396,7 +396,7 @@ def test_a_call_inside_the_backward_pass_is_replaced_too() -> None:
     for run_backward in (torch.Tensor.backward, torch.autograd.backward, lambda loss: torch.autograd.grad(loss, x)):
         with Replacement([Source(file=__file__, line=line)], "log") as replacement:
             run_backward(Root.apply(x).sum())
-        assert replacement.hits == 1
+        assert len(replacement.hits) == 1
         assert seen[-1].isfinite().all()
     Root.apply(x).sum().backward()
     assert seen[-1].tolist() == [-math.inf, 0.0]

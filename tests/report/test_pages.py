@@ -85,7 +85,7 @@ def test_the_first_screen_of_an_incident_says_it_all() -> None:
         "model.py:39 in Attention.weights",
         "72 of 1,152 rows are -inf everywhere, and exactly those rows are NaN.",
         "Skipped the step.",
-        "✓ Fix, verified:",
+        "✓ Fix:",
         "+ return nantrap.ops.masked_softmax(scores, mask)",
     ):
         assert words in page.text, words
@@ -101,7 +101,7 @@ def test_a_replay_is_advised_only_where_none_was_made() -> None:
 def test_code_at_the_start_of_a_sentence_keeps_its_small_letter() -> None:
     cause = replace(MASKED.causes[0], fix=Fix("nantrap.ops.safe_pow(x, a), or an eps inside", verified=True, trial=1))
     view = view_incident(replace(MASKED, causes=(cause,)))
-    assert view.next_steps[0].startswith("nantrap.ops.safe_pow(x, a), or an eps inside. It was verified")
+    assert view.next_steps[0].startswith("nantrap.ops.safe_pow(x, a), or an eps inside: verified, the step")
 
 
 def test_the_evidence_follows() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from nantrap.causes.claim import Remedy
 from nantrap.incident import Cause, Evidence
 from nantrap.thresholds import has_grown
 
@@ -283,12 +284,21 @@ class Case:
             return None
         return next((number for number in op.scalars if not math.isfinite(number)), None)
 
-    def try_replacement(self, family: str, instead: str) -> Trial | None:
-        """Replace the guilty call at its own line by its stable form, if line and step can be run again."""
+    def try_replacement(self, family: str) -> Trial | None:
+        """Write the guilty call in another form at its own line, if line and step can be run again."""
         source = self.location.source
         if source is None or not self.failure.repeatable:
             return None
-        return self.lab.replaced(source, family, instead)
+        return self.lab.replaced(source, family)
+
+    def remedy(self, family: str, trial: Trial | None, name: str = "") -> Remedy:
+        """What was written instead of the guilty call, or would be, with its trial."""
+        from nantrap.causes.replacement import words_of
+
+        if trial is not None and trial.finite is not None:
+            return Remedy(self.lab.written(trial), trial)
+        given = () if self.capture is None or name else self.capture.args
+        return Remedy(words_of(family, name or self.op, given), trial)
 
     def refute(self, slug: str, trial: Trial, text: str) -> None:
         """Note a cause that a trial contradicts."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nantrap.causes.replacement import Replacement
+from nantrap.causes.replacement import Replacement, is_direct
 from nantrap.incident import Source
+from nantrap.locate.source import user_place
 from nantrap.locate.torch_private import DispatchMode, ThroughoutMode, is_in_backward, schema_of, to_copy
 from nantrap.locate.trace import recomputing
 from nantrap.locate.trace.storage import map_leaves
@@ -46,6 +48,42 @@ def _widened(leaf: Any) -> Any:
     return torch.float32 if isinstance(leaf, torch.dtype) and leaf in HALF_DTYPES else leaf
 
 
+WIDE = {
+    False: ".float() on what its functions read, modules as they are",
+    True: "torch.autocast(..., enabled=False) around it, .float() on every tensor it reads",
+}
+"""What `WideLines` does, without and with the modules that are called in the lines."""
+
+
+class WideLines(ThroughoutMode):
+    """The calls at some lines in float32: autocast is off there, and every tensor is given as `.float()`."""
+
+    def __init__(self, lines: Iterable[tuple[str, int]], *, modules: bool) -> None:
+        super().__init__()
+        self.lines = tuple(lines)
+        self.modules = modules
+        self.hits = 0
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in float32, if it is at one of the lines."""
+        frame = sys._getframe(2)
+        place = user_place(frame)
+        if place is None or (place.code.co_filename, place.line) not in self.lines:
+            return func(*args, **kwargs)
+        if not self.modules and not is_direct(frame, place):
+            return func(*args, **kwargs)
+        self.hits += 1
+        device = next((one.device.type for one in args if isinstance(one, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return func(*map_leaves(args, _float), **map_leaves(kwargs, _float))
+
+
+def _float(leaf: Any) -> Any:
+    """A tensor of half precision in float32; a weight as it is, whose dtype is the model's."""
+    half = isinstance(leaf, Tensor) and leaf.dtype in HALF_DTYPES and not isinstance(leaf, torch.nn.Parameter)
+    return leaf.float() if half else leaf
+
+
 _SELECTING = frozenset(
     {"gather", "__getitem__", "index_select", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "t",
      "permute", "take_along_dim", "masked_select", "contiguous", "clone", "diagonal", "select", "narrow", "unbind"}
@@ -61,14 +99,23 @@ class _Kept(NamedTuple):
     origin: str
 
 
+LOG_SPACE = {
+    "softmax": "log_softmax(x) instead of log(softmax(x))",
+    "sigmoid": "logsigmoid(x) instead of log(sigmoid(x))",
+    "1 - sigmoid": "logsigmoid(-x) instead of log(1 - sigmoid(x))",
+    "exp": "x instead of log(exp(x))",
+    "1 + exp": "softplus(x) instead of log(1 + exp(x))",
+}
+"""What is computed instead of the logarithm of a function."""
+
+
 class LogSpace(ThroughoutMode):
-    """Computes logarithms of softmax, sigmoid and exp in log space. `hits` counts them; `names`: of which functions."""
+    """Computes logarithms of softmax, sigmoid and exp in log space. `lines`: of which functions, in which lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[int, _Kept] = {}
-        self.hits = 0
-        self.names: set[str] = set()
+        self.lines: dict[tuple[str, int], None] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a logarithm from what is kept beside its argument; keep the logarithm of what else is computed."""
@@ -86,8 +133,8 @@ class LogSpace(ThroughoutMode):
         return result
 
     def _hit(self, logarithm: Tensor, origin: str) -> Tensor:
-        self.hits += 1
-        self.names.add(origin)
+        place = user_place(sys._getframe(3))
+        self.lines[origin, 0 if place is None else place.line] = None
         return logarithm
 
     def _beside(
@@ -127,6 +174,8 @@ def described(around: contextlib.AbstractContextManager[Any] | None) -> Descript
         return NOTHING
     if isinstance(around, SinglePrecision):
         return ("float32",)
+    if isinstance(around, WideLines):
+        return ("lines", around.lines, around.modules)
     if isinstance(around, LogSpace):
         return ("log space",)
     if isinstance(around, Replacement):
@@ -139,6 +188,8 @@ def change_of(description: Description) -> contextlib.AbstractContextManager[Any
     kind = description[0]
     if kind == "float32":
         return SinglePrecision()
+    if kind == "lines":
+        return WideLines(description[1], modules=description[2])
     if kind == "log space":
         return LogSpace()
     if kind == "replaced":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from nantrap.incident.codes import BY_SLUG
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from nantrap.incident import Trial
 
 Has = Literal["measured", "tried", "hint"]
+
+
+class Remedy(NamedTuple):
+    """One thing to do, and the trial that did exactly that; `None` where it was not tried."""
+
+    text: str
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +38,10 @@ class Claim:
         history: what the steps before show.
         trial: the step with exactly one thing changed.
         shows: what is reported if the trial was finite.
-        help: what to do about it.
-        verifies: whether the trial is the help, put in place, so that a finite one verifies it.
-        patch: whether a diff of the user's own line may be shown with the help.
+        remedies: what to do about it, each with the trial that did exactly that. One whose trial was finite is called
+            verified, with a diff of the lines that were replaced where they can be written.
+        help: what else to do, in words; never called verified.
+        note: a remark on them that is no advice.
         also: further trials that support it, each with what it shows if it was finite.
         code: what to write instead, as code.
         compares: it compares runs with each other, so a replay that does not fail as the step did is its finding.
@@ -47,9 +55,9 @@ class Claim:
     history: tuple[str, ...] = ()
     trial: Trial | None = None
     shows: str = ""
+    remedies: tuple[Remedy, ...] = ()
     help: str = ""
-    verifies: bool = True
-    patch: bool = False
+    note: str = ""
     also: tuple[tuple[Trial, str], ...] = ()
     code: str = ""
     compares: bool = False

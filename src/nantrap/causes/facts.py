@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nantrap.locate.replay.samples import Samples
 
 EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
-IN_LOG_SPACE = "softplus(x) instead of log(1 + exp(x)), log space instead of log of exp"
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
 """What optimizers of PyTorch call their memory of squared gradients."""
 USUAL_EPS = 1e-5

@@ -61,6 +61,11 @@ def family_of(node: str) -> tuple[str, tuple[str, str, str]]:
     return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
 
 
+def written_as(name: str) -> str:
+    """The function that a name in `SINGULAR` belongs to, as it is called: `log1p`, `special_entr`."""
+    return "special_entr" if name == "SpecialEntr" else name.removesuffix("Mean").lower()
+
+
 _GAIN = 3e3
 """A layer multiplies a gradient by its weights and its width; one that normalises with an eps of 1e-6, by 1,000."""
 _ALMOST_ZERO = 1e-3

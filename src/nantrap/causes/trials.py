@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nantrap.causes.changes import LogSpace, SinglePrecision
+from nantrap.causes.changes import LOG_SPACE, WIDE, LogSpace, SinglePrecision, WideLines
 from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, moved, older_state, older_weights, own_rate
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
-from nantrap.causes.replacement import Replacement, is_of_family
+from nantrap.causes.patch import diff_for
+from nantrap.causes.replacement import Replaced, Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
@@ -28,6 +30,7 @@ from nantrap.locate.failure import Part
 from nantrap.locate.replay.program import cannot_rewind
 from nantrap.locate.replay.replay import fails_alike, replay_step
 from nantrap.locate.replay.samples import fails
+from nantrap.locate.source import Place
 from nantrap.locate.wrapping import layers_of
 
 if TYPE_CHECKING:
@@ -39,6 +42,12 @@ _MOST_LINES = 4
 _DIVERGED = 2.0
 """How many times larger the loss of an earlier batch must be now. With the same batch and the same random numbers, a
 loss that doubled is no noise."""
+
+
+def _in_lines(lines: Iterable[int]) -> str:
+    """`in line 4`, `in lines 4 and 9`."""
+    known = list(dict.fromkeys(lines))
+    return f"in line{'s' * (len(known) > 1)} {' and '.join(map(str, known))}" if known else ""
 
 
 class Laboratory:
@@ -53,6 +62,7 @@ class Laboratory:
         self._controls: dict[str, tuple[str, Trial | None]] = {}
         self._drift: float | None = None
         self._rewritten: dict[str, bool] = {}
+        self._changed: dict[str, tuple[Replaced, ...]] = {}
         self.notes: list[str] = []
         self.wants_others = False
         """A trial was left out that all ranks together could run."""
@@ -183,17 +193,19 @@ class Laboratory:
             return None
         return op
 
-    def in_log_space(self, what: str) -> Trial:
+    def in_log_space(self) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""
 
         def experiment() -> Rerun:
             mode = LogSpace()
             result = run_step(self._case, around=mode)
-            if not mode.hits:
+            if not mode.lines:
                 raise LookupError("no logarithm of a softmax, sigmoid or exp was found")
-            return result
+            forms = " and ".join(LOG_SPACE[origin] for origin in dict.fromkeys(origin for origin, _ in mode.lines))
+            change = f"{forms} {_in_lines(line for _, line in mode.lines if line)}".rstrip()
+            return Rerun(result.finite, result.loss, result.bad, change)
 
-        return self.run("log_space", what, experiment, harness="step")
+        return self.run("log_space", "logarithms in log space", experiment, harness="step")
 
     def without_samples(self, samples: tuple[int, ...], size: int) -> Trial:
         """The batch without the suspect samples."""
@@ -219,8 +231,9 @@ class Laboratory:
         """The gradients of the loss times a factor."""
         return self.run("loss_scaled", change, lambda: run_step(self._case, seed=factor), harness="step")
 
-    def replaced(self, source: Source, family: str, instead: str) -> Trial:
-        """The guilty call replaced by a stable one at its own line, and at others where the same call fails next."""
+    def replaced(self, source: Source, family: str) -> Trial:
+        """The guilty call in another form at its own line, and at others where the same call fails next."""
+        name = f"replaced:{family}"
 
         def experiment() -> Rerun:
             """Replace one line after the other, until the step is finite or no further line of the family fails."""
@@ -234,11 +247,57 @@ class Laboratory:
                 if further is None:
                     break
                 sources.append(further)
-            lines = " and ".join(str(one.line) for one in sources)
-            change = f"{instead} in line{'s' * (len(sources) > 1)} {lines}"
+            self._changed[name] = tuple(replacement.hits)
+            change = (
+                f"{self._forms(name)}{self._inside(name)} {_in_lines([one.place.line for one in replacement.hits])}"
+            )
             return Rerun(result.finite, result.loss, result.bad, change)
 
-        return self.run(f"replaced:{family}", f"{instead} in line {source.line}", experiment, harness="step")
+        return self.run(name, f"another form of the call in line {source.line}", experiment, harness="step")
+
+    def _forms(self, name: str) -> str:
+        return " and ".join(dict.fromkeys(one.words for one in self._changed[name]))
+
+    def _inside(self, name: str) -> str:
+        """Where the calls are, if they are not written in the lines themselves."""
+        return "" if all(one.direct for one in self._changed[name]) else " inside what is called"
+
+    def written(self, trial: Trial) -> str:
+        """What a trial wrote instead of the calls that it replaced: with their lines, where that is more than one."""
+        if trial.name not in self._changed:
+            return trial.change
+        lines = dict.fromkeys(one.place.line for one in self._changed[trial.name])
+        inside = self._inside(trial.name)
+        return self._forms(trial.name) + inside + (f" {_in_lines(lines)}" if len(lines) > 1 or inside else "")
+
+    def diff_of(self, number: int) -> str:
+        """The diff of the user's lines that a trial replaced; empty where it replaced none, or is not certain."""
+        trial = self.trials[number - 1]
+        hits = self._changed.get(trial.name, ())
+        if not hits or not all(one.direct for one in hits):
+            return ""
+        return diff_for((one.place.source(), one.function, one.form) for one in hits)
+
+    def in_float32(self, places: Sequence[Place]) -> Trial:
+        """The lines at which these operations were computed in float32: the first alone, then one more at a time,
+        first without the modules that they call."""
+        lines = list(dict.fromkeys((place.code.co_filename, place.line) for place in places))[:_MOST_LINES]
+
+        def experiment() -> Rerun:
+            """What the last run gave that could be made: weights of half precision do not take what is float32."""
+            result: Rerun | None = None
+            for modules, count in itertools.product((False, True), range(1, len(lines) + 1)):
+                wide = WideLines(lines[:count], modules=modules)
+                with contextlib.suppress(RuntimeError):
+                    result = run_step(self._case, around=wide)
+                if result is not None and wide.hits and result.finite:
+                    shown = _in_lines(sorted(line for _, line in lines[:count])).removeprefix("in ")
+                    return Rerun(True, result.loss, result.bad, f"{shown} in float32: {WIDE[modules]}")
+            if result is None:
+                raise LookupError("no line could be computed in float32 alone")
+            return Rerun(False, result.loss, result.bad)
+
+        return self.run("wide_lines", "the lines that lead to it in float32", experiment, harness="step")
 
     def _next_line(self, sources: list[Source], family: str) -> Source | None:
         """The next line at which a call of the same family fails, with those in `sources` replaced."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from nantrap.causes.patch import diff_for
-from nantrap.incident import BY_SLUG, Cause, Evidence, Fix
+from nantrap.incident import BY_SLUG, Alternative, Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
-    from nantrap.causes.claim import Claim
+    from nantrap.causes.claim import Claim, Remedy
 
 _STRENGTH: Final = {"measured": 2, "tried": 1, "hint": 0}
 
@@ -39,7 +38,7 @@ def cause_of(case: Case, slug: str, claim: Claim) -> Cause:
         risk=BY_SLUG[slug].risk,
         summary=claim.summary,
         evidence=tuple(evidence),
-        fix=_fix(case, claim) if claim.help else None,
+        fix=_fix(case, claim),
     )
 
 
@@ -51,12 +50,24 @@ def _is_proven(case: Case, claim: Claim) -> bool:
     return tried is True if claim.has == "tried" else tried is not False
 
 
-def _fix(case: Case, claim: Claim) -> Fix:
-    """The help; verified only if the trial put exactly that in place and the step was finite."""
-    verified = claim.verifies and claim.trial is not None and claim.trial.finite is True
-    diff = diff_for(case.location.source, case.op) if verified and claim.patch else ""
-    number = claim.trial.number if verified and claim.trial is not None else None
-    return Fix(text=claim.help, code=claim.code, diff=diff, verified=verified, trial=number)
+def _fix(case: Case, claim: Claim) -> Fix | None:
+    """What to do, what is verified first; verified is what a trial did exactly so, with a finite step."""
+    every = [_alternative(remedy) for remedy in claim.remedies]
+    every += [Alternative(claim.help)] if claim.help else []
+    if not every:
+        return None
+    every.sort(key=lambda one: (not one.verified, one.trial is not None))
+    first, *others = every
+    diff = case.lab.diff_of(first.trial) if first.verified and first.trial is not None else ""
+    return Fix(first.text, claim.code, diff, first.verified, first.trial, tuple(others), claim.note)
+
+
+def _alternative(remedy: Remedy) -> Alternative:
+    """A remedy with what its trial gave; one that was not run has tried nothing."""
+    trial = remedy.trial
+    if trial is None or trial.finite is None:
+        return Alternative(remedy.text)
+    return Alternative(remedy.text, trial.finite, trial.number)
 
 
 def ranked(causes: list[tuple[Cause, Claim]]) -> tuple[Cause, ...]:

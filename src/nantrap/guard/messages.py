@@ -70,5 +70,5 @@ def stop_message(incident: Incident, reason: str, restart: str = "") -> str:
     else:
         lines.append("The step was not applied.")
     if incident.cause is not None and incident.cause.fix is not None:
-        lines.append(escaped(f"help: {incident.cause.fix.text}", most=LONGEST_LINE))
+        lines.append(escaped(f"help: {incident.cause.fix.words}", most=LONGEST_LINE))
     return "\n".join([*lines, restart] if restart else lines)

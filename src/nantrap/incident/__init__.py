@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nantrap.incident.codes import lookup as lookup
     from nantrap.incident.vocabulary import PHASES as PHASES
     from nantrap.incident.vocabulary import Action as Action
+    from nantrap.incident.vocabulary import Alternative as Alternative
     from nantrap.incident.vocabulary import Cause as Cause
     from nantrap.incident.vocabulary import Evidence as Evidence
     from nantrap.incident.vocabulary import Finding as Finding
@@ -36,6 +37,7 @@ __all__ = [
     "BY_SLUG",
     "PHASES",
     "Action",
+    "Alternative",
     "Cause",
     "Code",
     "Evidence",

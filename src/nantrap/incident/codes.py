@@ -80,7 +80,7 @@ CAUSES: Final = (
         405,
         "a mask value near the dtype's limit overflowed when something was added",
     ),
-    Code("NT404", "eps_underflow_half", "medium", 425, "an epsilon is zero in the precision in which it is used"),
+    Code("NT404", "eps_underflow_half", "medium", 425, "a value or an epsilon is rounded away in half precision"),
     Code("NT402", "fp16_loss_overflow", "medium", 410, "the loss was reduced in half precision and overflowed"),
     Code("NT401", "fp16_forward_overflow", "medium", 435, "an activation exceeded the range of float16"),
     Code("NT405", "adam_eps_underflow_half", "high", 415, "Adam's eps is zero in the precision of its state"),

@@ -191,15 +191,49 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """One thing that may be done. `trial` made exactly this change: `verified`, the step was finite; else it failed
+    again. Without a trial it was not tried."""
+
+    text: str
+    verified: bool = False
+    trial: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Fix:
-    """What to do. `verified` only when trial number `trial` made the step finite with exactly this change."""
+    """What to do. `verified` only when trial number `trial` made the step finite with exactly this change.
+
+    `others` are the alternatives to `text`, each with its own trial or none; `note` is a remark that is no advice.
+    """
 
     text: str
     code: str = ""
     diff: str = ""
     verified: bool = False
     trial: int | None = None
+    others: tuple[Alternative, ...] = ()
+    note: str = ""
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    @property
+    def verified_by(self) -> tuple[int, ...]:
+        """The trials that verify it or one of its alternatives."""
+        every = ((self.verified, self.trial), *((one.verified, one.trial) for one in self.others))
+        return tuple(number for verified, number in every if verified and number is not None)
+
+    @property
+    def words(self) -> str:
+        """All of it in one line: what is verified, what was not tried, and what was tried in vain."""
+        every = (Alternative(self.text, self.verified, self.trial), *self.others)
+        held = [one for one in every if one.verified and one.trial is not None]
+        failed = [f"{one.text} (trial {one.trial})" for one in every if not one.verified and one.trial is not None]
+        said = [f"{one.text}: verified, the step is finite with it (trial {one.trial})" for one in held]
+        open_ = ", or ".join(one.text for one in every if one.trial is None)
+        said += [f"not tried: {open_}" if held else open_] if open_ else []
+        said += [f"not enough: {', '.join(failed)}"] if failed else []
+        return "; ".join([*said, self.note] if self.note else said)
 
 
 @dataclass(frozen=True, slots=True)

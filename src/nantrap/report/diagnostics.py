@@ -124,7 +124,7 @@ def diagnostic(incident: Incident) -> Diagnostic:
         headline=headline(incident),
         excerpt=_excerpt(incident),
         notes=tuple(notes),
-        help="" if fix is None else visible(fix.text) + verified_text(cause),
+        help="" if fix is None else visible(fix.words),
         change=() if fix is None else tuple(visible_lines(fix.diff or fix.code).splitlines()),
         also=", ".join(f"{other.code} {visible(other.slug)}" for other in others),
         explain=f"nantrap explain {code}",
@@ -213,14 +213,6 @@ def evidence_texts(cause: Cause) -> list[str]:
         visible(evidence.text) + (f" (trial {evidence.trial})" if evidence.trial is not None else "")
         for evidence in cause.evidence
     ]
-
-
-def verified_text(cause: Cause | None) -> str:
-    """`: verified, the step is finite with it (trial 4)`, or nothing."""
-    fix = cause.fix if cause is not None else None
-    if fix is None or not fix.verified or fix.trial is None:
-        return ""
-    return f": verified, the step is finite with it (trial {fix.trial})"
 
 
 def samples_text(incident: Incident) -> str:

@@ -16,7 +16,7 @@ from nantrap.problems import NOWHERE, Problem, ProblemPlace
 from nantrap.problems.github import annotation
 from nantrap.problems.junit import JUnitCase, junit_document
 from nantrap.problems.sarif import sarif_document
-from nantrap.report.diagnostics import headline, verified_text
+from nantrap.report.diagnostics import headline
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import CheckRow, RunView
@@ -30,7 +30,7 @@ def problem_of_incident(incident: Incident) -> Problem:
     code = cause.code if cause else "NT000"
     parts = [headline(incident)]
     if cause is not None and cause.fix is not None:
-        parts.append(f"fix: {visible(cause.fix.text)}{verified_text(cause)}")
+        parts.append(f"fix: {visible(cause.fix.words)}")
     return Problem(
         code,
         "error" if cause and cause.proven else "warning",
@@ -49,7 +49,7 @@ def problems_of_run(view: RunView, incidents: Mapping[str, Incident]) -> tuple[P
         times = f"{counted(len(group.steps), 'time')}, steps {group.span}"
         message = f"{visible(group.title)}{how}: {times}, {visible(group.place)}"
         if group.fix:
-            message += f"; fix: {visible(group.fix)}{' (verified)' if group.verified else ''}"
+            message += f"; fix: {visible(group.fix)}"
         problems.append(
             Problem(
                 group.code,
@@ -155,7 +155,7 @@ def run_markdown(view: RunView) -> str:
     if view.groups:
         rows = [
             (str(g.number), f"{g.code} {g.title}", f"{g.verdict.sign} {g.verdict.word}", f"{len(g.steps):,}", g.span,
-             g.did, g.fix + (" (verified)" if g.verified else ""))
+             g.did, g.fix)
             for g in view.groups
         ]  # fmt: skip
         parts += ["## Incidents by cause", _table(("", "cause", "verdict", "incidents", "steps", "did", "fix"), rows)]

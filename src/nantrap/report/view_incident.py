@@ -239,8 +239,7 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
     """What the reader should do now, the most useful first."""
     steps = []
     if cause is not None and cause.fix is not None:
-        verified = " It was verified: the failed step is finite with it." if cause.fix.verified else ""
-        steps.append(_sentence(cause.fix.text) + verified)
+        steps.append(_sentence(cause.fix.words))
     if (cause is None or not cause.proven) and not incident.trials:
         steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tests causes.")
     if incident.samples and not (cause is not None and cause.proven and cause.code.startswith("NT5")):
@@ -435,7 +434,7 @@ def _tells(trial: Trial, incident: Incident) -> str:
     for cause in incident.causes:
         if any(evidence.trial == trial.number for evidence in cause.evidence):
             said.append(f"{'proves' if cause.proven else 'supports'} {cause.code}")
-        if cause.fix is not None and cause.fix.verified and cause.fix.trial == trial.number:
+        if cause.fix is not None and trial.number in cause.fix.verified_by:
             said.append("verifies the fix")
     for cause in incident.refuted:
         if any(evidence.trial == trial.number for evidence in cause.evidence):

@@ -246,7 +246,7 @@ def _group(
         place=" ".join(places),
         steps=tuple(event.step for event in found),
         did=did,
-        fix=cause.fix.text if cause is not None and cause.fix is not None else "",
+        fix=cause.fix.words if cause is not None and cause.fix is not None else "",
         verified=bool(cause and cause.fix and cause.fix.verified),
         folder=folder[0] if folder is not None else "",
         folder_step=incident.step if incident is not None else None,

@@ -230,7 +230,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a target longer than its input", "a blank of probability 0 in a sequence that fits"): (
         "1 of 2 targets do not fit",
-        "nantrap.ops.ctc_loss, which leaves such samples out",
+        "nantrap.ops.ctc_loss leaves such samples out",
     ),
     ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),
     ("a sentinel of 1e30", "a batch times 1e20"): ("replace the sentinel",),
@@ -283,7 +283,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a cross-entropy by hand with labels up to 9", "a likelihood below zero with labels up to 9"): (
         "the loss multiplies it by what a logarithm is taken of",
         "with targets in [0, 1] the same steps are finite",
-        "\nmap batch[1] to [0, 1] before the loss",
+        "not tried: map batch[1] to [0, 1] before the loss",
     ),
     ("void pixels of 255 in a cross-entropy by hand", "a cross-entropy by hand with labels up to 9"): (
         "the loss multiplies it by a logarithm",
@@ -331,7 +331,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "skip the term when nothing is selected",
     ),
     ("a mask that selects nothing", "closed gates over their sum"): (
-        "or divide by count.clamp(min=1)",
+        "a / b.clamp(min=1): verified",
         "a quotient over a count of zero",
     ),
     ("a batch times 1e20", "one value of 1e25"): (

@@ -265,12 +265,12 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a temperature that a tensor holds", "a temperature of 0"): (
         "the denominator is exactly 0 at 6 of 6 places",
-        "with a floor under the denominator the step is finite",
+        "with nantrap.ops.safe_divide(a, b) in line 15 the step is finite",
     ),
     ("a denominator whose quotient goes into a log", "a temperature that a tensor holds"): (
-        "keep the denominator from 0: x / (y + eps)",
-        "nantrap.ops.safe_divide in line 15: not finite",
-        "a denominator kept from 0 in line 15: finite",
+        "not enough: nantrap.ops.safe_divide(a, b)",
+        "nantrap.ops.safe_divide(a, b) in line 15: not finite",
+        "a / b.clamp(min=0.003) and torch.log(x.clamp(min=1e-05)) in line 15: finite",
     ),
     ("a weight norm of zeros", "a weight norm whose length is Inf"): (
         "a weight norm divides by the length",
@@ -283,10 +283,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("two lengths of 0, two lines", "a mask that selects nothing, two lines"): ("made by aten.max",),
     ("log of a sigmoid", "log of zero"): (
-        "with logsigmoid(x) instead of log(sigmoid(x)) the step is finite",
-        "binary_cross_entropy_with_logits, instead",
+        "with logsigmoid(x) instead of log(sigmoid(x)) in line 15 the step is finite",
+        "not tried: binary_cross_entropy_with_logits",
     ),
-    ("log of zero", "log of a sigmoid"): ("log_softmax(x) instead of log(softmax(x)), which stays finite",),
+    ("log of zero", "log of a sigmoid"): ("log_softmax(x) instead of log(softmax(x)) in line 15: verified",),
     ("a root of the weights in the update", "a rounded beta"): ("for which it is not defined, in the update",),
     ("a rate raised for good reason, and a bad sample", "a rate that a schedule raises"): (
         "the learning rate before the jump does not help",
@@ -312,7 +312,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a batch of one divided by its std", "std of one"): (
         "with a deviation that is 1e-05 for one element the step is finite",
-        "a deviation of 0 gives 0/0 next",
+        "nantrap.ops.safe_std(x) + 1e-05: verified",
     ),
     ("std of one", "std of nothing"): (
         "an unbiased standard deviation over one element",
@@ -321,20 +321,20 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("variance of one", "std of one"): (
         "an unbiased variance over one element is 0/0",
         "with a variance that is 0 for one element the step is finite",
-        "or nantrap.ops.safe_var(x)",
+        "nantrap.ops.safe_var(x): verified",
     ),
     ("a layer norm without an eps", "division by zero"): (
         "a normalisation divides by a deviation of exactly zero in module 0",
         "the variance is 0 in 1 of 6 groups, and its eps does not keep the root from 0",
         "with an eps of 1e-5 the step is finite",
-        "an eps of 1e-5 in line",
+        "eps=1e-05 in line",
     ),
     ("a weight norm of zeros", "division by zero"): (
         "a weight norm divides by the length of a direction that is all zeros",
         "1 of 3 rows of v are exactly 0",
     ),
     ("division by zero", "a layer norm without an eps"): (
-        "add an eps inside (x / (y + eps))",
+        "not tried: an eps in the denominator",
         "1 of 6 places, made by aten.std",
     ),
     ("a hand-written backward divides by zero", "division by zero"): (
@@ -352,29 +352,27 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the log-determinant of a singular matrix is -Inf in",
         "the determinant is exactly 0 for 1 of 6 matrices",
         "with 0.001 added on the diagonal the step is finite",
-        "0.001 added on the diagonal in line",
-        "keep the matrix invertible",
+        "torch.linalg.slogdet(x + 0.001 * torch.eye(x.shape[-1]).to(x)) in line",
+        "not tried: an LU form whose diagonal is an exp",
     ),
     ("logit of one", "log of zero"): (
-        "an argument between 0 and 1 in line",
-        "keep the argument between 0 and 1",
+        "torch.logit(x.clamp(1e-06, 1 - 1e-06)) in line",
+        "torch.logit(x.clamp(1e-06, 1 - 1e-06)): verified",
         "was given exactly 1",
     ),
     ("log of zero", "logit of one"): (
-        "; or nantrap.ops.safe_log(x)",
+        "not tried: nantrap.ops.safe_log(x)",
         "the logarithm of zero gave -Inf",
     ),
-    ("targets a little outside, and a log of zero", "log of zero"): (
-        "nantrap.ops.safe_log(x), or an argument that is kept from 0",
-    ),
-    ("root of a negative number", "a cosine rounded beyond 1"): ("a little inside: x.clamp(min=1e-12)",),
+    ("targets a little outside, and a log of zero", "log of zero"): ("nantrap.ops.safe_log(x): verified",),
+    ("root of a negative number", "a cosine rounded beyond 1"): ("torch.sqrt(x.clamp(min=1e-12)): verified",),
     ("an update divided by a norm of 0", "an update divided by 0 times a norm"): (
         "the update divides by the norm of something, which is exactly 0",
     ),
     ("a logarithm that a floor does not help", "targets a little outside, and a log of zero"): (
-        "keep the argument from 0 where it is made; a floor under the logarithm alone does not help",
+        "an argument that is kept from 0 where it is made; not enough: nantrap.ops.safe_log(x)",
     ),
-    ("logit beyond one", "root of a negative number"): ("a little inside: x.clamp(1e-6, 1 - 1e-6)",),
+    ("logit beyond one", "root of a negative number"): ("torch.logit(x.clamp(1e-06, 1 - 1e-06)): verified",),
     ("sure of a far input", "sure of the second input"): ("the batch is far outside its usual range",),
     ("closed gates over their sum", "a mean of nothing"): ("a division by exactly zero",),
     ("division by zero", "root of minus infinity"): ("; every input is finite",),

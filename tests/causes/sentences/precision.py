@@ -229,13 +229,13 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Adam's eps in half", "an eps of 1e-50"): (
         "the same update in float32 is finite",
         "eps = 1e-08 is 0 in float16",
-        "keep the weights in float32 and use autocast",
+        "weights, gradients and optimizer state in float32: verified",
         "the optimizer's eps is 0 in float16",
     ),
     ("an eps of 1e-50", "Adam's eps in half"): (
         "the same update with eps=1e-8 is finite",
         "eps = 1e-50 is 0 in float32",
-        "an eps that float32 can hold, in every parameter group",
+        "eps=1e-8 in every parameter group: verified",
     ),
     ("a rounded beta", "Adam's eps in half"): (
         "divides by a single value that is exactly 0",
@@ -263,7 +263,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the loss was reduced in float16 and overflowed",
         "runs in float16 outside the model",
         "with every operation in float32 the step is finite",
-        "compute the loss in float32",
+        "logits.float() before the loss",
     ),
     ("a loss summed in half", "a layer beyond float16"): ("what it was given is finite",),
     ("a layer beyond float16", "a product of two numbers of the batch in half"): (
@@ -326,8 +326,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "an epsilon has no effect in float16",
         "in float16 1e-08 is 0",
     ),
-    ("an eps of 1e-8 in half", "atanh of a clamp in bfloat16"): ("an eps the dtype can hold (1e-4 for float16)",),
-    ("atanh of a clamp in bfloat16", "an eps of 1e-8 in half"): ("an eps the dtype can hold (1 - 1e-2 for bfloat16)",),
+    ("an eps of 1e-8 in half", "atanh of a clamp in bfloat16"): ("a / (b + 0.0001): verified",),
+    ("atanh of a clamp in bfloat16", "an eps of 1e-8 in half"): (
+        "torch.atanh(x.clamp(-1 + 0.01, 1 - 0.01)): verified",
+    ),
     ("two masks of finfo.min", "two masks of -40,000 in half"): ("a mask of finfo.min plus something",),
     ("two masks of -40,000 in half", "two masks of finfo.min"): ("a mask of -4e+04 plus something is -Inf in float16",),
     ("two masks of -40,000 in half", "two large activations in half"): ("; the limit of float16 is 6.55e+04",),

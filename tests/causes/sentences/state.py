@@ -322,7 +322,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a nan in the first moment", "an update divided by a norm of 0"): ("a fresh optimizer state: finite",),
     ("an average of the weights in half", "a statistic in half"): (
         "a copy of a trained weight, is kept in float16 and overflowed",
-        "a copy of weights does not need to be smaller than the weights",
+        "keep slow_weight in float32: verified",
     ),
     ("an average of the weights in half", "two large activations in half"): (
         "with slow_weight in float32 the step is finite",

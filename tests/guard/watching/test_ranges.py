@@ -78,7 +78,7 @@ def test_or_its_step_is_skipped(form: str) -> None:
     assert incident.cause is not None
     assert incident.cause.slug == "input_out_of_scale"
     assert incident.cause.fix is not None
-    assert "check the range of" in incident.cause.fix.text
+    assert "check the range of" in incident.cause.fix.words
 
 
 def test_a_known_range_is_checked_from_the_first_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nantrap.causes.claim import Claim, rule
-from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, describe, in_words, listed, recomputed, without
+from nantrap.causes.claim import Claim, Remedy, rule
+from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, recomputed, without
 from nantrap.causes.usual import in_usual_range, unusual_inputs
 from nantrap.incident import Trial
 from nantrap.thresholds import MASKED, is_absurd, is_large
@@ -79,6 +79,7 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
         trial=trial,
         shows=f"{without(guilty, samples)} the step is finite",
+        remedies=() if trial is None else (Remedy(trial.change, trial),),
         help=f"clean or drop the sample where {external.name} is made"
         if given == "loader"
         else _where_made(external.name),
@@ -144,15 +145,13 @@ def _in_other_units(case: Case) -> Claim | None:
     )
     if not case.failure.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
         return claim
-    if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space(IN_LOG_SPACE).finite:
+    if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space().finite:
         return claim
     scaled = in_usual_range(case.failure.batch, unusual)
     trial = case.lab.with_batch("usual_range", "the batch brought to the range of those before it", scaled)
     if trial.finite is False:
         return None
-    return replace(
-        claim, has="tried", trial=trial, shows="with the batch in that range the step is finite", verifies=False
-    )
+    return replace(claim, has="tried", trial=trial, shows="with the batch in that range the step is finite")
 
 
 def _left_the_range(case: Case) -> bool:
@@ -226,7 +225,8 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
         shows = "with the batch brought to the usual scale the step is finite"
     if trial.finite is False:
         return None
-    return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, help=advice)
+    remedies = (Remedy(trial.change, trial),)
+    return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, remedies=remedies, help=advice)
 
 
 def rescaled(batch: Any) -> Any:

@@ -64,15 +64,15 @@ def _singular_matrix(case: Case) -> Claim | None:
     least = _least_share(values)
     if least > _SINGULAR:
         return None
+    trial = case.try_replacement("inverse")
     return Claim(
         "tried",
         f"{case.location.op} was given a singular matrix",
         (f"its smallest singular value is {least:.3g} of its largest",),
-        trial=case.try_replacement("inverse", "1e-3 added to the diagonal of the matrix"),
-        shows="with 1e-3 added to its diagonal the step is finite",
-        help="add a small value to the diagonal before inverting or factorising (x + 1e-3·I), or use lstsq or pinv, "
-        "which are defined for such matrices",
-        verifies=False,
+        trial=trial,
+        shows="with 0.001 added to its diagonal the step is finite",
+        remedies=(case.remedy("inverse", trial),),
+        help="lstsq or pinv, which are defined for such matrices",
     )
 
 

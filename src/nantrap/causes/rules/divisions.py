@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import all_finite, share
 
 if TYPE_CHECKING:
@@ -52,19 +52,20 @@ def _division_by_tensor(case: Case) -> Claim | None:
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
     sure = case.failure.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
     family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
-    trial = case.try_replacement(family, "nantrap.ops.safe_divide")
-    advice = "add an eps inside (x / (y + eps)), or nantrap.ops.safe_divide(x, y)"
+    trial = case.try_replacement(family)
+    remedies = [case.remedy(family, trial)]
     if trial is not None and trial.finite is False and family == "div":  # 0 there is no better: log(0), 1/0 come next
-        trial = case.try_replacement("floor", "a denominator kept from 0")
-        advice = "keep the denominator from 0: x / (y + eps), or bound what it is computed from"
+        trial = case.try_replacement("floor")
+        remedies.append(case.remedy("floor", trial))
     return Claim(
         "measured" if sure else "hint",
         f"a division by exactly zero in {where}",
         (fact,),
         trial=trial,
-        shows="with a floor under the denominator the step is finite",
-        help=f"{advice}; blank or constant inputs are the usual reason",
-        patch=trial is not None and trial.name != "replaced:floor",  # the diff shows what was tried
+        shows=f"with {trial.change} the step is finite" if trial is not None else "",
+        remedies=tuple(remedies),
+        help="an eps in the denominator, or a bound on what it is computed from",
+        note="blank or constant inputs are the usual reason",
     )
 
 
@@ -129,7 +130,7 @@ def _normalisation_without_eps(case: Case) -> Claim | None:
     if deviation is None or not bool(deviation.isinf().any()):
         return None
     without = deviation.isinf()
-    trial = case.try_replacement("floor", "an eps of 1e-5")
+    trial = case.try_replacement("floor")
     return Claim(
         "measured",
         f"a normalisation divides by a deviation of exactly zero in {case.place}",
@@ -141,7 +142,8 @@ def _normalisation_without_eps(case: Case) -> Claim | None:
         ),
         trial=trial,
         shows="with an eps of 1e-5 the step is finite",
-        help="give the layer an eps, such as 1e-5; blank or constant inputs are the usual reason",
+        remedies=(Remedy("give the layer an eps: eps=1e-5", trial),),
+        note="blank or constant inputs are the usual reason",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from nantrap.causes.claim import Claim, Has, rule
+from nantrap.causes.claim import Claim, Has, Remedy, rule
 from nantrap.causes.facts import USUAL_EPS, all_finite, share
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def log_of_zero(case: Case) -> Claim | None:
     bad = ~case.output.isfinite()
     if not bool(at_pole.any()) or (bad.shape == at_pole.shape and not bool(at_pole[bad].all())):
         return None  # below the pole it is a domain error
-    trial, advice = _log_remedy(case)
+    trial, remedies = _log_remedies(case)
     exactly = " or ".join(f"{pole:g}" for pole in poles if bool((x == pole).any()))
     return Claim(
         "measured",
@@ -47,8 +48,8 @@ def log_of_zero(case: Case) -> Claim | None:
         (f"{case.location.op} was given exactly {exactly} at {share(at_pole)}",),
         trial=trial,
         shows=f"with {trial.change} the step is finite" if trial is not None else "",
-        help=advice,
-        patch=trial is not None and trial.name == "replaced:log",
+        remedies=remedies,
+        help="an argument that is kept from 0 where it is made" if len(poles) == 1 else "",
     )
 
 
@@ -66,6 +67,7 @@ def _determinant_of_zero(case: Case) -> Claim | None:
     singular = (sign == 0) & logarithm.isneginf()
     if not bool(singular.any()) or not bool(singular[~logarithm.isfinite()].all()):
         return None
+    trial = case.try_replacement("logdet")
     return Claim(
         "measured",
         f"the log-determinant of a singular matrix is -Inf in {case.place}",
@@ -75,51 +77,43 @@ def _determinant_of_zero(case: Case) -> Claim | None:
                 f"matri{'x' if singular.numel() == 1 else 'ces'}{all_finite(case.inputs)}"
             ),
         ),
-        trial=case.try_replacement("logdet", "0.001 added on the diagonal"),
+        trial=trial,
         shows="with 0.001 added on the diagonal the step is finite",
-        help="keep the matrix invertible: add a small multiple of the identity, or use an LU form whose diagonal is an "
-        "exp; a row that was set to 0, or two equal rows, are the usual reason",
+        remedies=(case.remedy("logdet", trial, "slogdet"),),
+        help="an LU form whose diagonal is an exp",
+        note="a row that was set to 0, or two equal rows, are the usual reason",
     )
 
 
-def _log_remedy(case: Case) -> tuple[Trial | None, str]:
+def _log_remedies(case: Case) -> tuple[Trial | None, tuple[Remedy, ...]]:
     """Stay in log space where the argument was a probability; a floor for everything else. Each is tried."""
     assert case.capture is not None
-    if len(ends := _LOGARITHMS[case.op]) > 1:
-        low, high = ends
-        trial = case.try_replacement("domain", f"an argument between {low:g} and {high:g}")
-        return trial, f"keep the argument between {low:g} and {high:g}: x.clamp({low:g} + 1e-6, {high:g} - 1e-6)"
-    behind = " ".join(op.name for op in case.source_ops(case.capture.op, 0)[:4])
-    together = {
-        "softmax": ("log_softmax(x) instead of log(softmax(x))", "log_softmax(x) instead of log(softmax(x))"),
-        "sigmoid": (
-            "logsigmoid(x) instead of log(sigmoid(x))",
-            "logsigmoid(x), or binary_cross_entropy_with_logits, instead of the logarithm of a sigmoid",
-        ),
-    }
-    found = next((texts for word, texts in together.items() if word in behind), None)
-    if found is not None:
-        trial = case.lab.in_log_space(found[0]) if case.failure.repeatable else None
-        if trial is None or trial.finite:
-            return trial, f"{found[1]}, which stays finite; or nantrap.ops.safe_log(x)"
-    floored = case.try_replacement("log", "nantrap.ops.safe_log")
-    if floored is not None and floored.finite is False:
-        return (
-            floored,
-            "keep the argument from 0 where it is made; a floor under the logarithm alone does not help",
-        )
-    advice = "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made"
-    return floored, advice if found is None else f"{found[1]}; or nantrap.ops.safe_log(x)"
+    family = "domain" if len(_LOGARITHMS[case.op]) > 1 else "log"
+    remedies = list(log_space_remedies(case))
+    if not any(remedy.trial is not None and remedy.trial.finite for remedy in remedies):
+        remedies.append(case.remedy(family, case.try_replacement(family)))
+    elif family == "log":
+        remedies.append(Remedy("nantrap.ops.safe_log(x)"))
+    trials = [remedy.trial for remedy in remedies if remedy.trial is not None]
+    return next((trial for trial in trials if trial.finite), trials[-1] if trials else None), tuple(remedies)
 
 
-_BOUNDED = {
-    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), "x.clamp(-1 + 1e-6, 1 - 1e-6)"),
-    **dict.fromkeys(("log1p", "special_xlog1py"), "x.clamp(min=-1 + 1e-6)"),
-    "acosh": "x.clamp(min=1 + 1e-6)",
-    "logit": "x.clamp(1e-6, 1 - 1e-6)",
-}
-"""Where the domain does not begin at 0: what keeps an argument inside it in float32."""
-_NOT_ZERO = "drop_last=True in the DataLoader, or divide by nantrap.ops.{safe}(x) + eps: a {kind} of 0 gives 0/0 next"
+def log_space_remedies(case: Case) -> Iterator[Remedy]:
+    """The logarithm of a softmax or sigmoid without leaving log space, if that is what the guilty operation takes."""
+    from nantrap.causes.changes import LOG_SPACE
+
+    behind = [] if case.capture is None else case.source_ops(case.capture.op, 0)[:4]
+    word = next((word for word in ("softmax", "sigmoid") for op in behind if word in op.name), None)
+    if word is None:
+        return
+    trial = case.lab.in_log_space() if case.failure.repeatable else None
+    if trial is not None and trial.finite is not None:
+        yield Remedy(trial.change, trial)
+    else:
+        complement = word == "sigmoid" and any(op.name in ("aten.rsub", "aten.sub") for op in behind)
+        yield Remedy(LOG_SPACE["1 - sigmoid" if complement else word], trial)
+    if word == "sigmoid":
+        yield Remedy("binary_cross_entropy_with_logits")
 
 
 @rule("std_of_one_element")
@@ -130,22 +124,31 @@ def std_of_one_element(case: Case) -> Claim | None:
     count = case.inputs[0].numel() // max(1, case.output.numel())
     if count != 1:
         return None  # of no element at all: see empty_reduction
-    kind, safe = ("variance", "safe_var") if case.op.startswith("var") else ("deviation", "safe_std")
-    trial = case.try_replacement("std", f"nantrap.ops.{safe}")
+    kind = "variance" if case.op.startswith("var") else "deviation"
+    trial = case.try_replacement("std")
+    remedies = [case.remedy("std", trial)]
     divides = trial is not None and trial.finite is False
-    if divides:  # by a deviation of 0
-        trial = case.try_replacement("std_above_zero", f"nantrap.ops.{safe} plus {USUAL_EPS:g}")
+    if trial is None or divides:  # by a deviation of 0
+        trial = case.try_replacement("std_above_zero")
+        remedies = [case.remedy("std_above_zero", trial)]
     return Claim(
         "measured",
         f"an unbiased {'standard ' * (kind == 'deviation')}{kind} over one element is 0/0",
         ("each group holds 1 element: the unbiased estimate divides by 1 - 1 = 0",),
         trial=trial,
         shows=f"with a {kind} that is {f'{USUAL_EPS:g}' if divides else '0'} for one element the step is finite",
-        help=_NOT_ZERO.format(safe=safe, kind=kind)
-        if divides
-        else f"correction=0, drop_last=True in the DataLoader, or nantrap.ops.{safe}(x)",
-        patch=not divides,
+        remedies=tuple(remedies),
+        help="drop_last=True in the DataLoader, where it is a batch of one sample" if _one_sample(case) else "",
+        note=f"a {kind} of 0 (correction=0) gives 0/0 where the step divides by it",
     )
+
+
+def _one_sample(case: Case) -> bool:
+    """Whether the batch holds one sample, as the last one of an epoch may; else the one element is something else."""
+    from nantrap.locate import tensors_of
+
+    sizes = [tensor.shape[0] for _, tensor in tensors_of(case.failure.batch) if tensor.dim()]
+    return bool(sizes) and all(size == 1 for size in sizes)
 
 
 @rule("domain_error")
@@ -165,6 +168,7 @@ def domain_error(case: Case) -> Claim | None:
         return None
     values = x[outside] if x.shape == outside.shape else x
     place = "the update" if in_update else case.place
+    trial = None if in_update else case.try_replacement("domain")
     has: Has = "tried" if not in_update else "hint" if case.failure.optimizer.state else "measured"
     return Claim(
         # the labels or the data may have moved the argument there, and only the remedy decides; no update reads them
@@ -176,10 +180,10 @@ def domain_error(case: Case) -> Claim | None:
                 f"{_shown(values.min())} to {_shown(values.max())}{all_finite(case.inputs)}"
             ),
         ),
-        trial=None if in_update else case.try_replacement("domain", "an argument kept inside the domain"),
+        trial=trial,
         shows="with the argument kept inside the domain the step is finite",
-        help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²), or bound "
-        f"it a little inside: {_BOUNDED.get(case.op, 'x.clamp(min=1e-12)')}",
+        remedies=() if in_update else (case.remedy("domain", trial),),
+        help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²)",
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
-from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, among_samples, limit, listed
+from nantrap.causes.claim import Claim, Remedy, rule
+from nantrap.causes.facts import EXPONENTIALS, absmax, all_finite, among_samples, limit, listed
 from nantrap.causes.rounds import growing_rounds
 from nantrap.thresholds import is_large
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.incident import Trial
 
 _MANY_FACTORS = 8
 """A product of fewer factors overflows by the size of one of them."""
@@ -41,26 +42,28 @@ def exp_overflow(case: Case) -> Claim | None:
         facts.append(
             f"only sample {reach[0]} reaches it" if len(reach) == 1 else f"only samples {listed(reach)} reach it"
         )
-    advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
-    trial = None
-    if case.failure.repeatable and case.feeds_a_logarithm:
-        trial = case.lab.in_log_space(IN_LOG_SPACE)
-    if trial is not None and trial.finite:
-        advice = "softplus(x) instead of log(1 + exp(x)), or log space (logsumexp) instead of the logarithm of exp"
-        shows = "computed in log space the step is finite"
-    else:
-        trial = case.try_replacement("exp", "an argument bounded from above")
-        shows = "with a bounded argument the step is finite"
-        if trial is not None and not trial.finite:  # a sum of exponentials that are all 0 is divided by
-            trial = case.try_replacement("exp_both", "an argument bounded on both sides") or trial
+    trial, remedies = _bounded_or_in_log_space(case)
     return Claim(
         "measured",
         f"{case.op} of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
         tuple(facts),
         trial=trial,
-        shows=shows,
-        help=advice,
+        shows=f"with {trial.change} the step is finite" if trial is not None else "",
+        remedies=remedies,
+        help="stay in log space with logsumexp" if trial is None or trial.name != "log_space" else "",
     )
+
+
+def _bounded_or_in_log_space(case: Case) -> tuple[Trial | None, tuple[Remedy, ...]]:
+    """Log space where a logarithm follows, else a bound on the argument; the last trial, and what was tried."""
+    if case.failure.repeatable and case.feeds_a_logarithm and (trial := case.lab.in_log_space()).finite:
+        return trial, (Remedy(trial.change, trial),)
+    bounded = case.try_replacement("exp")
+    remedies = [case.remedy("exp", bounded)]
+    if bounded is not None and not bounded.finite and case.op == "exp":  # a sum of them that are all 0 is divided by
+        bounded = case.try_replacement("exp_both") or bounded
+        remedies.append(case.remedy("exp_both", bounded))
+    return bounded, tuple(remedies)
 
 
 def _power_overflow(case: Case) -> Claim | None:
@@ -78,6 +81,7 @@ def _power_overflow(case: Case) -> Claim | None:
     if not bool((needed.isfinite() & (needed >= _ALMOST * bound)).all()):
         return None
     worst = int(needed.argmax())
+    trial = case.try_replacement("power")
     return Claim(
         "measured",
         f"{float(bases[worst]):,.6g} to the power of {float(powers[worst]):,.6g} exceeds the range of {case.dtype} in "
@@ -88,10 +92,10 @@ def _power_overflow(case: Case) -> Claim | None:
                 f"where {case.dtype} ends"
             ),
         ),
-        trial=case.try_replacement("power", "a power bounded from above"),
+        trial=trial,
         shows="with a bounded power the step is finite",
-        help="a base below 1 (a discount of 0.99, not 1.01), or a bound on the exponent",
-        verifies=False,
+        remedies=(case.remedy("power", trial),),
+        help="a base below 1 (a discount of 0.99, not 1.01)",
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import absmax, limit, rounded, share
+from nantrap.causes.rules.domains import log_space_remedies
+from nantrap.causes.rules.half_forward import in_float32
 from nantrap.causes.steep import family_of
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def mask_overflow(case: Case) -> Claim | None:
 
 @rule("eps_underflow_half")
 def eps_underflow_half(case: Case) -> Claim | None:
-    """An epsilon is zero in the precision in which it is used."""
+    """A value or an epsilon is rounded away in half precision."""
     if case.phase == "backward":
         return _swallowed_before_the_slope(case)
     if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:
@@ -82,7 +84,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
         tuple(facts),
         trial=None if failed else trial,
         shows="the same step in float32 is finite",
-        help=f"compute this part in float32, or use an eps the dtype can hold ({_held(case.dtype, pole)})",
+        remedies=_remedies(case),
     )
 
 
@@ -99,11 +101,21 @@ def _at_pole(case: Case) -> tuple[float, Tensor]:
     return pole, argument == pole
 
 
-def _held(dtype: str, pole: float) -> str:
-    """An eps that keeps an argument from 0 or from ±1 in half precision."""
-    if pole == 0.0:
-        return f"{'1e-4' if dtype == 'float16' else '1e-6'} for {dtype}"
-    return f"1 - {'1e-3' if dtype == 'float16' else '1e-2'} for {dtype}"
+def _remedies(case: Case, forward: Op | None = None) -> tuple[Remedy, ...]:
+    """What keeps the argument from the pole, each tried: log space, an eps that the dtype holds, lines in float32.
+
+    Args:
+        case: the failure.
+        forward: the call whose slope it is, where the backward pass failed.
+    """
+    op = forward if forward is not None or case.capture is None else case.capture.op
+    remedies = [] if forward is not None else list(log_space_remedies(case))
+    name = "" if forward is None else forward.name.removeprefix("aten.")
+    if "norm" not in name:
+        again = op is not None and op.place is not None and case.failure.repeatable
+        trial = case.lab.replaced(op.place.source(), "held") if again and op is not None and op.place else None
+        remedies.append(case.remedy("held", trial, name))
+    return (*remedies, *in_float32(case, op))
 
 
 def _swallowed_before_the_slope(case: Case) -> Claim | None:
@@ -127,7 +139,7 @@ def _swallowed_before_the_slope(case: Case) -> Claim | None:
         ),
         trial=trial,
         shows="the same step in float32 is finite",
-        help="compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)",
+        remedies=_remedies(case, forward),
     )
 
 

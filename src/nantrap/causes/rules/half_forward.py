@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import absmax, recomputed
 from nantrap.thresholds import FLOAT16_MAX
 
@@ -48,7 +48,8 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
         ),
         trial=case.lab.single_precision(),
         shows="with every operation in float32 the step is finite",
-        help="compute the loss in float32: logits.float() before it",
+        remedies=in_float32(case, case.capture.op),
+        help="logits.float() before the loss",
     )
 
 
@@ -59,7 +60,7 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
         return None
     if (written := overflowed_buffer(case)) is not None:
         summary = f"{written.name} is kept in float16, and a value beyond its range was written into it"
-        return too_narrow(case, written, summary, f"keep {written.name} in float32 or bfloat16")
+        return too_narrow(case, written, summary)
     wide = _above_the_limit(case)
     if wide is None and _fails_in_single_precision(case):
         return None  # a pole, not the range: 1/0 is Inf in every precision
@@ -79,8 +80,24 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
         facts,
         trial=trial,
         shows="the same step in float32 is finite",
-        help=f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
+        remedies=in_float32(case, case.capture.op),
+        help="train in bfloat16",
     )
+
+
+def in_float32(case: Case, op: Op | None) -> tuple[Remedy, ...]:
+    """The line of an operation in float32, with the lines that made what it was given if need be; else all lines."""
+    places = [] if op is None else [op.place, *(behind.place for behind in case.source_ops(op, len(op.sources) - 1))]
+    known = [place for place in places if place is not None]
+    if not known:
+        return (Remedy("every operation in float32 (no autocast, no .half())", case.lab.single_precision()),)
+    trial = case.lab.in_float32(known)
+    if trial.finite:
+        return (Remedy(trial.change, trial),)
+    whole = case.lab.single_precision()
+    if whole.finite:
+        return (Remedy("every operation in float32 (no autocast, no .half())", whole),)
+    return (Remedy(f"line {known[0].line} in float32: .float() on every tensor it reads"),)
 
 
 def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
@@ -172,22 +189,16 @@ def overflowed_buffer(case: Case) -> Overflowed | None:
     return None
 
 
-def too_narrow(case: Case, written: Overflowed, summary: str, instead: str) -> Claim:
-    """What such a buffer is called, with the value that was written, and the step with it in float32.
-
-    Args:
-        case: the failure.
-        written: the buffer.
-        summary: what it is.
-        instead: how it should be kept.
-    """
+def too_narrow(case: Case, written: Overflowed, summary: str) -> Claim:
+    """What such a buffer is called, with the value that was written, and the step with it in float32."""
+    trial = _with_wide_buffer(case, written.name)
     return Claim(
         "measured",
         summary,
         (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {FLOAT16_MAX:g}",),
-        trial=_with_wide_buffer(case, written.name),
+        trial=trial,
         shows=f"with {written.name} in float32 the step is finite",
-        help=instead,
+        remedies=(Remedy(f"keep {written.name} in float32", trial),),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import rounded, share
 from nantrap.causes.steep import find_amplifier
 
@@ -38,7 +38,7 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
             facts,
             trial=case.lab.update_with_eps(1e-8),
             shows="the same update with eps=1e-8 is finite",
-            help=f"an eps that {case.dtype} can hold, in every parameter group: eps=1e-8",
+            remedies=(Remedy("eps=1e-8 in every parameter group", case.lab.update_with_eps(1e-8)),),
         )
     return Claim(
         "tried",
@@ -46,7 +46,10 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
         facts,
         trial=case.lab.update_in_single_precision(),
         shows="the same update in float32 is finite",
-        help="keep the weights in float32 and use autocast (or a float32 master copy); eps=1e-4 holds in float16",
+        remedies=(
+            Remedy("weights, gradients and optimizer state in float32", case.lab.update_in_single_precision()),
+            Remedy("eps=1e-4 in every parameter group", case.lab.update_with_eps(1e-4)),
+        ),
     )
 
 
@@ -99,7 +102,6 @@ def _behind_the_divisor(case: Case) -> Claim | None:
         trial=case.lab.update_in_single_precision(),
         shows="the same update in float32 is finite",
         help="keep the optimizer's constants as Python floats or float32 tensors",
-        verifies=False,
     )
 
 
@@ -155,7 +157,6 @@ def loss_scale_misuse(case: Case) -> Claim | None:
         else "let the scaler go on, it lowers its scale after each such step; init_scale begins with a lower one"
         if case.run.scale
         else "use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
-        verifies=False,
     )
 
 
@@ -199,7 +200,6 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
         trial=trial,
         shows=f"with the loss divided by {_SMALLER:,} the gradients are finite",
         help="use torch.amp.GradScaler, which lowers the scale automatically, also below 1, and pass it to the guard",
-        verifies=False,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import lone_giant
 from nantrap.thresholds import LARGE_GAIN
 
@@ -20,6 +20,9 @@ _COMPOUNDED = 1e6
 """What the gains of such layers multiply to at least: a healthy initialisation stays within a factor of 100."""
 _KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
 
+_MOST_NAMED = 3
+"""More weights than these are not listed in the help: it says how to initialise them instead."""
+
 
 @rule("bad_initialisation")
 def bad_initialisation(case: Case) -> Claim | None:
@@ -28,7 +31,7 @@ def bad_initialisation(case: Case) -> Claim | None:
         return None
     if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
         return None  # at a pole or outside a domain: no question of size
-    gains = _gains(case)
+    gains = {key: float(f"{gain:.3g}") for key, gain in _gains(case).items()}
     suspects = {name: gain for name, gain in gains.items() if gain > LARGE_GAIN}
     deep = not suspects
     if deep:
@@ -43,7 +46,9 @@ def bad_initialisation(case: Case) -> Claim | None:
         for key, factor in suspects.items():
             case.failure.parameters[key].div_(factor)
 
-    trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
+    few = len(suspects) <= _MOST_NAMED
+    each = ", ".join(f"{key} divided by {factor:g}" for key, factor in suspects.items())
+    trial = case.lab.with_weights("rescaled", each if few else "the oversized weights divided by their gain", rescale)
     plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
     than = 1 if deep else LARGE_GAIN
     facts = [f"{len(suspects)} weight{plural} the scale of {its} input by more than {than:g}; {name} by {gain:.3g}"]
@@ -63,6 +68,7 @@ def bad_initialisation(case: Case) -> Claim | None:
         shows="with those weights rescaled the step is finite",
         help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)"
         + (", or normalise between the layers" if deep else ""),
+        remedies=(Remedy(trial.change, trial),) if few else (),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nantrap.causes.claim import Claim, Has, rule
+from nantrap.causes.claim import Claim, Has, Remedy, rule
 from nantrap.causes.facts import in_words, integer_valued
 from nantrap.causes.usual import were_shares
 
@@ -73,8 +73,8 @@ def _outside_the_domain(case: Case) -> Claim | None:
         shown, plural = in_words(path), "s" * (below > 1)
         kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
         values = _in_words(outside if outside.numel() <= 2 else tensor)
-        inside = tensor.clamp(0, 1) if flags else tensor.clamp(0.01, 0.99)
-        trial = case.lab.with_tensor(path, f"{shown} brought into [0, 1]", tensor, inside)
+        low, high = (0, 1) if flags else (0.01, 0.99)
+        trial = case.lab.with_tensor(path, f"{shown}.clamp({low}, {high})", tensor, tensor.clamp(low, high))
         if trial.finite:
             return Claim(
                 "tried",
@@ -85,6 +85,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
                 ),
                 trial=trial,
                 shows=f"with {shown} brought into [0, 1] the step is finite",
+                remedies=(Remedy(trial.change, trial),),
                 help=f"leave out the places where {shown} is {values} (an ignore value?): a mask"
                 if flags
                 else f"bring {shown} into [0, 1] where it is loaded (percent need / 100)",
@@ -131,7 +132,7 @@ def _negative_label(case: Case) -> Claim | None:
             continue
         shown = in_words(path)
         values = _in_words(negative)
-        trial = case.lab.with_tensor(path, f"{shown} clamped to 0 and above", tensor, tensor.clamp(min=0))
+        trial = case.lab.with_tensor(path, f"{shown}.clamp(min=0)", tensor, tensor.clamp(min=0))
         if trial.finite:
             return Claim(
                 "tried",
@@ -139,6 +140,7 @@ def _negative_label(case: Case) -> Claim | None:
                 (f"{case.location.op} was given {float(given.max()):g} where {shown} is negative",),
                 trial=trial,
                 shows=f"with {shown} clamped to 0 and above the step is finite",
+                remedies=(Remedy(trial.change, trial),),
                 help=f"leave out the places where {shown} is {values} (a missing value?) with a mask",
             )
     return None
@@ -166,6 +168,7 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
                 history=(f"the loss fell to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",),
                 trial=trial,
                 shows=f"with targets in [0, 1] {_what_ran(case, trial)} are finite",
+                remedies=() if trial is None else (Remedy(trial.change, trial),),
                 help=f"map {shown} to [0, 1] before the loss"
                 if weighs
                 else f"if this is a cross-entropy, map {shown} to [0, 1] before the loss",
@@ -227,6 +230,7 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
         else (),
         trial=trial,
         shows=f"with targets in {allowed} {_what_ran(case, trial)} are finite",
+        remedies=() if trial is None else (Remedy(trial.change, trial),),
         help=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)",
     )
 
@@ -281,11 +285,16 @@ def ctc_infeasible_alignment(case: Case) -> Claim | None:
                         f"{len(bad)} of {call.args[0].shape[1]} targets do not fit: {where}",
                         "a target of length L with r repeated neighbours needs at least L + r input frames",
                     ),
-                    help="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop them from the "
-                    "data "
-                    "(zero_infinity=True hides them)",
+                    remedies=(case.remedy("ctc", _with_safe_ctc(case, call), "ctc_loss"),),
+                    help="drop them from the data",
+                    note="nantrap.ops.ctc_loss leaves such samples out and counts them; zero_infinity=True hides them",
                 )
     return None
+
+
+def _with_safe_ctc(case: Case, call: Capture) -> Trial | None:
+    place = call.op.place
+    return case.lab.replaced(place.source(), "ctc") if place is not None and case.failure.repeatable else None
 
 
 def _infeasible(

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.incident import Trial
 from nantrap.thresholds import has_grown, is_absurd_rate
 
@@ -65,11 +65,13 @@ def lr_too_high(case: Case) -> Claim | None:
         history=(f"the loss {'went' if len(losses) > 1 else 'was'} {' -> '.join(losses)} before the failure",),
         trial=trial,
         shows=case.lab.steps_in_words(f"with {part}"),
+        remedies=(Remedy(f"{part}{tried}" if known else part, trial),) if stable else (),
         help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
         "learning rate only delays it"
         if delays
+        else "warm it up, or clip the gradients"
+        if stable
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
-        verifies=stable,
     )
 
 
@@ -189,7 +191,6 @@ def _beyond_any_scale(case: Case) -> Claim | None:
         shows=f"the same update with a learning rate of {_SMALL_RATE:g} is finite",
         help="check what computes the learning rate: a schedule that divides by a step number, a warm-up or a "
         "remaining length of 0 gives Inf or NaN",
-        verifies=False,
     )
 
 
@@ -243,6 +244,7 @@ def resume_lr_jump(case: Case) -> Claim | None:
         history=(f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
         trial=trial,
         shows=f"with the learning rate before the jump {case.lab.steps} stay finite",
+        remedies=(Remedy(f"the learning rate before the jump, {before:.4g}", trial),),
         help="if a state was restored there, set the learning rate again after load_state_dict in every param group "
         "(and the scheduler's base_lrs), or do not restore the scheduler; if a schedule jumps there, slow it down",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import SECOND_MOMENTS, describe, made_so, share, was_computed
 
 if TYPE_CHECKING:
@@ -108,13 +108,15 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     else:
         assert external is not None
         text = f"{external.name} {describe(external.tensor)} before the step"
+    trial = case.lab.fresh_optimizer_state()
     return Claim(
         "tried",
         "the optimizer state was bad before the step",
         (text, *(("weights and gradients are finite",) if _weights_and_gradients_are_finite(case) else ())),
-        trial=case.lab.fresh_optimizer_state(),
+        trial=trial,
         shows="with a fresh optimizer state the same update is finite",
-        help="restore the optimizer state from an older checkpoint, or reset it (optimizer.state.clear())",
+        remedies=(Remedy("reset it: optimizer.state.clear()", trial),),
+        help="restore the optimizer state from an older checkpoint",
     )
 
 

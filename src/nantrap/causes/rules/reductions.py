@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import among_samples, listed, masked_rows_of, share
 from nantrap.causes.usual import flags_before
-from nantrap.incident import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +53,9 @@ def empty_reduction(case: Case) -> Claim | None:
                 also = "is ignored or " * bool((target == ignored).any())
                 summary = f"every label of the batch {also}has a class weight of 0"
                 text = "the weights of all classes that occur are 0: the mean is 0/0"
-            trial = case.try_replacement("cross_entropy", "nantrap.ops.cross_entropy")
-            return _empty(case, summary, text, "nantrap.ops.cross_entropy(logits, labels)", trial)
+            trial = case.try_replacement("cross_entropy")
+            instead = case.remedy("cross_entropy", trial, "cross_entropy")
+            return _empty(case, summary, text, "", instead)
     if case.inputs and all(t.numel() == 0 for t in case.inputs) and case.op.startswith(_AVERAGES):
         text = f"{capture.op.name} was given an empty tensor of shape {tuple(case.inputs[0].shape)}"
         return _empty(
@@ -63,7 +63,6 @@ def empty_reduction(case: Case) -> Claim | None:
             "a reduction over no element",
             text,
             "skip the term when nothing is selected, or nantrap.ops.masked_mean(x, mask)",
-            None,
         )
     return _count_of_nothing(case)
 
@@ -92,8 +91,8 @@ def _count_of_nothing(case: Case) -> Claim | None:
         case,
         "a quotient over a count of zero",
         f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too",
-        "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
-        case.try_replacement("div", "nantrap.ops.safe_divide"),
+        "nantrap.ops.masked_mean(x, mask)",
+        case.remedy("count", case.try_replacement("count")),
     )
 
 
@@ -155,13 +154,13 @@ def _is_counted(case: Case, summed: Tensor, *, made_here: bool) -> bool:
     return before if before is not None else any(name in _SUMS for name in divided)
 
 
-def _empty(case: Case, summary: str, text: str, advice: str, trial: Trial | None) -> Claim:
+def _empty(case: Case, summary: str, text: str, advice: str, instead: Remedy | None = None) -> Claim:
     facts = [text]
     if case.incident.grad_norm is not None and case.incident.grad_norm == 0:
         facts.append("the gradients are all zero: nothing to roll back")
-    return Claim(
-        "measured", summary, tuple(facts), trial=trial, shows="with the safe form the step is finite", help=advice
-    )
+    trial, remedies = (None, ()) if instead is None else (instead.trial, (instead,))
+    shows = "with the safe form the step is finite"
+    return Claim("measured", summary, tuple(facts), trial=trial, shows=shows, remedies=remedies, help=advice)
 
 
 _REDUCTIONS: Final = {"aten.amax": "a maximum", "aten.max": "a maximum", "aten.logsumexp": "logsumexp"}
@@ -183,6 +182,7 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
     count = int(masked_rows.sum())
     samples = among_samples(masked_rows, case.location.samples)
     which = f", from sample {listed(samples)}" if samples else ""
+    trial = case.try_replacement("softmax")
     return Claim(
         "measured",
         "softmax over a row in which every position is masked gave NaN" + which,
@@ -190,11 +190,11 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
             f"{count:,} of {masked_rows.numel():,} rows are -inf everywhere, and exactly those rows are NaN",
             "softmax of such a row is 0/0: exp(-inf - max) with max = -inf",
         ),
-        trial=case.try_replacement("softmax", "nantrap.ops.masked_softmax"),
+        trial=trial,
         shows="with a masked softmax the step is finite",
-        help="give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask), which gives zeros there "
-        "(nan_to_num afterwards leaves NaN in the gradient of an added mask)",
-        patch=True,
+        remedies=(case.remedy("softmax", trial),),
+        help="give the row one valid key",
+        note="a masked softmax gives zeros there; nan_to_num afterwards leaves NaN in the gradient of an added mask",
     )
 
 
@@ -214,15 +214,15 @@ def _reduced(case: Case) -> Claim | None:
             facts.append(f"{case.location.op} was given that -Inf")
         trial = None
         if case.failure.repeatable:
-            trial = case.lab.replaced(op.place.source(), "masked_reduction", "0 in rows that are masked everywhere")
+            trial = case.lab.replaced(op.place.source(), "masked_reduction")
         return Claim(
             "tried",
             f"{what} over a row in which every position is masked is -Inf",
             tuple(facts),
             trial=trial,
             shows="with 0 in the rows that are masked everywhere the step is finite",
-            help="give the row one valid position, or a value of its own before the reduction: "
-            "x.masked_fill(mask.all(dim, keepdim=True), 0.0)",
+            remedies=(case.remedy("masked_reduction", trial, op.name.removeprefix("aten.")),),
+            help="give the row one valid position",
         )
     return None
 

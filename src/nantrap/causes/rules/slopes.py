@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import USUAL_EPS, epsilon, share
-from nantrap.causes.steep import family_of, find_amplifier
+from nantrap.causes.steep import family_of, find_amplifier, written_as
 from nantrap.thresholds import FLOAT16_MAX
 
 if TYPE_CHECKING:
@@ -53,19 +53,18 @@ def arccos_boundary(case: Case) -> Claim | None:
     fact = f"{case.node} computes {slope}, and x is exactly {end} at {share(~case.output.isfinite())}"
     shows = "with a bounded slope the step is finite"
     if call == "acosh":
-        trial = case.try_replacement("domain", "an argument above 1")
-        return Claim(
-            "measured", summary, (fact,), trial=trial, shows=shows, help="keep it above 1: x.clamp(min=1 + 1e-6)"
-        )
+        trial = case.try_replacement("domain")
+        remedy = case.remedy("domain", trial, call)
+        return Claim("measured", summary, (fact,), trial=trial, shows=shows, remedies=(remedy,))
+    trial = case.try_replacement("acos")
     return Claim(
         "measured",
         summary,
         (fact,),
-        trial=case.try_replacement("acos", f"nantrap.ops.safe_{call}"),
+        trial=trial,
         shows=shows,
-        help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6) "
-        "(before torch 2.15, to [-1, 1] is not enough)",
-        patch=True,
+        remedies=(case.remedy("acos", trial, call),),
+        help="atan2, or clamp to ±(1 - 1e-6) (before torch 2.15, to [-1, 1] is not enough)",
     )
 
 
@@ -101,24 +100,23 @@ def _steep_at_zero(case: Case, *, exact: bool) -> Claim:
     pole = "-1" if name == "Log1P" else "zero"
     where = f"at exactly {pole}" if exact else f"next to {pole}"
     grows = "is infinite" if exact else "leaves the range of the dtype"
-    trial = None
+    trial, remedy = None, Remedy(safe)
     if family != "norm":
-        remedy = (family, safe) if exact else ("floor", f"the argument of {call} kept from {pole}")
-        trial = case.try_replacement(*remedy)
+        trial = case.try_replacement(family if exact else "floor")
+        remedy = case.remedy(family if exact else "floor", trial, written_as(name))
     return Claim(
         "tried" if case.failure.repeatable and family != "norm" else "measured",
         f"the derivative of {call} {grows} {where}",
         (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
         trial=trial,
         shows="with a bounded slope the step is finite",
+        remedies=(remedy,),
         help=(
-            f"{safe}, or an eps inside: {inside}"
+            f"an eps inside: {inside}"
             if exact
             else f"keep the argument of {call} further from {pole}, by a floor or an eps inside such as {USUAL_EPS:g}"
         )
         + f" (an eps outside, {outside}, changes nothing)",
-        verifies=exact or family != "div",
-        patch=exact,
     )
 
 
@@ -127,7 +125,7 @@ def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
     place = steep.forward.place
     trial = None
     if place is not None and case.failure.repeatable:
-        trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
+        trial = case.lab.replaced(place.source(), "floor")
     also: tuple[tuple[Trial, str], ...] = ()
     if trial is not None and not trial.finite:
         also = ((case.lab.single_precision(), "in float32 the same gradient is finite"),)
@@ -140,10 +138,12 @@ def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
             f"{case.location.op} writes it in float16, which ends at {FLOAT16_MAX:,.0f}; without that factor it fits",
         ),
         trial=trial,
-        shows=f"with an eps of {USUAL_EPS:g} there the step is finite",
+        shows="with the argument kept further from zero the step is finite",
         also=also,
-        help=f"a larger eps for {steep.call}{line}, for example {USUAL_EPS:g}: one that float32 holds may still be "
-        "too small for the gradient in float16 (a GradScaler only multiplies it further)",
+        remedies=() if trial is None or trial.finite is None else (Remedy(trial.change, trial),),
+        help=f"a larger eps for {steep.call}{line}, for example {USUAL_EPS:g}",
+        note="an eps that float32 holds may still be too small for the gradient in float16, and a GradScaler only "
+        "multiplies it further",
     )
 
 
@@ -191,13 +191,14 @@ def _just_outside(case: Case) -> Claim | None:
     worst, furthest = float(beyond.max()), float(given.flatten()[beyond.argmax()])
     if not 0 < worst <= _JUST_OUTSIDE:
         return None
+    trial = case.try_replacement("acos")
     how = "rounding moved it" if worst <= _ROUNDINGS * epsilon(case.inputs[0]) else "it lies"
     return Claim(
         "measured",
         f"{case.op} was given {furthest:.9g}: {how} beyond ±1",
         (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
-        trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
-        shows="with its argument kept within ±(1 - 1e-6) the step is finite",
-        help=f"nantrap.ops.safe_{case.op}(x), atan2, or clamp to ±(1 - 1e-6)",
-        patch=True,
+        trial=trial,
+        shows="with its argument kept within ±1 the step is finite",
+        remedies=(case.remedy("acos", trial),),
+        help="atan2, or clamp to ±(1 - 1e-6)",
     )

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
+from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import share
 from nantrap.causes.rules.decompositions import is_decomposition
-from nantrap.causes.steep import family_of
+from nantrap.causes.steep import family_of, written_as
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.incident import Trial
     from nantrap.locate.trace import Op
 
 _SELECTING = (
@@ -63,7 +64,8 @@ def where_unselected_branch(case: Case) -> Claim | None:
     if found is None:
         return None
     incoming, (selector, seen) = found
-    _, (family, call, safe) = family_of(case.node)
+    _, (_, call, _) = family_of(case.node)
+    trial, remedies = _safe_form(case)
     selected = f", and so it is where it leaves {selector}: they were not selected" if seen else ""
     return Claim(
         "measured" if seen else "hint",
@@ -72,10 +74,10 @@ def where_unselected_branch(case: Case) -> Claim | None:
             f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places{selected}",
             f"the local derivative of {call} is infinite there, and 0 · Inf = NaN",
         ),
-        trial=case.try_replacement(family, safe) if family != "norm" else None,
+        trial=trial,
         shows="with an argument that is safe on both branches the step is finite",
-        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result; or {safe}",
-        patch=True,
+        remedies=remedies,
+        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
     )
 
 
@@ -85,7 +87,8 @@ def _dropped_branch(case: Case, index: int) -> Claim | None:
     capture = case.trace.captures.get(index)
     if capture is None:
         return None
-    _, (family, call, safe) = family_of(case.node)
+    _, (_, call, _) = family_of(case.node)
+    trial, remedies = _safe_form(case)
     return Claim(
         "measured",
         f"the branch of {call} that was not selected put NaN into the gradient",
@@ -93,10 +96,20 @@ def _dropped_branch(case: Case, index: int) -> Claim | None:
             f"{capture.op.name} gave NaN at {share(capture.outputs[0].isnan())}, and the loss is finite: dropped",
             f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN",
         ),
-        trial=case.try_replacement(family, safe),
+        trial=trial,
         shows="with an argument that is safe on both branches the step is finite",
+        remedies=remedies,
         help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
     )
+
+
+def _safe_form(case: Case) -> tuple[Trial | None, tuple[Remedy, ...]]:
+    """The call in a form that is finite on both branches, tried; none for a call that has no such form."""
+    name, (family, _, safe) = family_of(case.node)
+    if not name or family == "norm":
+        return None, (Remedy(safe),) if name else ()
+    trial = case.try_replacement(family)
+    return trial, (case.remedy(family, trial, written_as(name)),)
 
 
 def _selected(call: str) -> str:

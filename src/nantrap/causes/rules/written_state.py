@@ -83,7 +83,6 @@ def _average_beyond_its_range(case: Case, trained: set[str]) -> Claim | None:
         case,
         written,
         f"{written.name}, a copy of a trained weight, is kept in float16 and overflowed",
-        f"keep {written.name} in float32: a copy of weights does not need to be smaller than the weights",
     )
 
 

@@ -347,7 +347,7 @@ def _failed(incident: Incident, loss: float, grad_norm: float) -> StepResult:
         place_of(incident),
         cause.slug if cause else "unknown",
         cause.code if cause else "NT000",
-        cause.fix.text if cause and cause.fix else "",
+        cause.fix.words if cause and cause.fix else "",
         incident.samples,
     )
 
