@@ -141,7 +141,8 @@ def test_arguments_of_a_model_that_computes_its_loss_have_names(
     err = capsys.readouterr().err
     assert "the batch is non-finite before the forward pass: batch.feats" in err
     assert "proof:  batch.feats holds 1 NaN among 20 values before the forward pass, sample 3" in err
-    assert "help: clean or drop the sample where batch.feats is made" in err
+    assert "help: the batch without sample 3: verified" in err
+    assert "not tried: clean or drop the sample where batch.feats is made" in err
 
 
 def test_nothing_is_armed_when_the_script_has_ended(tmp_path: Path) -> None:
