@@ -10,8 +10,9 @@ import contextlib
 import datetime
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,26 @@ def start(worker: Callable[..., None], *args: Any, world: int = 2) -> None:
         world: how many ranks there are.
     """
     mp.spawn(_run_and_leave, args=(worker, args), nprocs=world, join=True)  # type: ignore[no-untyped-call]
+
+
+def run_apart(command: Sequence[str], environment: Mapping[str, str], *, world: int = 2) -> list[tuple[int, str]]:
+    """Run a program once for each rank, without a launcher: the exit codes, and what was written to stderr.
+
+    Args:
+        command: the program; it finds its rank in the environment.
+        environment: what each rank has besides it.
+        world: how many ranks there are.
+    """
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]
+    try:
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)]
 
 
 def _run_and_leave(rank: int, worker: Callable[..., None], args: tuple[Any, ...]) -> None:

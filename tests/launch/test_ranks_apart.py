@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ranked import run_apart
+
 SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LAUNCHER} | {"NO_COLOR": "1"}
@@ -17,22 +19,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a fil
 
 def start(script: str, tmp_path: Path) -> tuple[list[int], list[str]]:
     """Both ranks under nantrap run: their exit codes and what they wrote to stderr."""
-    program = [str(SCRIPTS / script), str(tmp_path)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), *program],
-            env={**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.returncode for rank in ranks], said
+    command = [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run")]
+    ended = run_apart([*command, str(SCRIPTS / script), str(tmp_path)], {**ENVIRONMENT, "WORLD_SIZE": "2"})
+    return [code for code, _ in ended], [words for _, words in ended]
 
 
 def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:

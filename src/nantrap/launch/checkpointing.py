@@ -15,7 +15,6 @@ What a script loads before it continues (`load_state_dict` of modules, optimizer
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -39,8 +38,7 @@ from nantrap.incident import Finding
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.registry import OptimizerRegistry
-from nantrap.launch.torch_private import hook_tables
-from nantrap.locate.hooks import Hook
+from nantrap.locate.hooks import without_hooks
 from nantrap.locate.torch_private import version_of
 
 T = TypeVar("T")
@@ -79,9 +77,8 @@ def _install_saving(patches: Patches, registry: OptimizerRegistry) -> None:
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         place = checked_place(obj, f)
-        with contextlib.ExitStack() as without:
-            for loop in registry:  # a pickled module must open where nantrap is not installed
-                without.enter_context(_unhooked(loop.session.protected.root))
+        # a pickled module must open where nantrap is not installed
+        with without_hooks(*(loop.session.protected.root for loop in registry)):
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,24 +91,6 @@ def _install_saving(patches: Patches, registry: OptimizerRegistry) -> None:
     import safetensors.torch
 
     patches.wrap(safetensors.torch, "save_file", save_file)
-
-
-@contextlib.contextmanager
-def _unhooked(root: nn.Module) -> Iterator[None]:
-    """Our hooks are removed from a model while the whole of it is being saved."""
-    taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for module in root.modules():
-        for hooks in hook_tables(module):
-            if any(isinstance(hook, Hook) for hook in hooks.values()):
-                taken.append((hooks, dict(hooks)))
-                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
-                    del hooks[key]
-    try:
-        yield
-    finally:
-        for hooks, before in taken:
-            hooks.clear()
-            hooks.update(before)
 
 
 def _checked_place(registry: OptimizerRegistry, obj: Any, where: Any) -> Any:

@@ -96,10 +96,7 @@ class Patches:
         """PyTorch as it is without us, for a compiler that reads the functions themselves (TorchScript)."""
         now = [(owner, name, vars(owner)[name]) for owner, name, _ in self._before]
         for owner, name, value in reversed(self._before):
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            _put_back(owner, name, value)
         try:
             yield
         finally:
@@ -115,10 +112,15 @@ class Patches:
         self._added.clear()
         while self._before:
             owner, name, value = self._before.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            _put_back(owner, name, value)
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    """Give a name the value it had before it was replaced; `_MISSING` for one that its owner had from elsewhere."""
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 def subclasses(base: type) -> list[type]:

@@ -51,13 +51,11 @@ def lost_rank_in_words(error: BaseException, run_dir: Path | None) -> str:
 
     The error of the transport names an address and a port. A rank that is gone has said why in its own output.
     """
-    if not isinstance(error, RuntimeError) or not (dist.is_available() and dist.is_initialized()):
+    if not isinstance(error, RuntimeError) or isinstance(error, RankLostError) or not several_ranks():
         return ""
-    if isinstance(error, RankLostError) or not any(name in str(error) for name in _TRANSPORTS):
+    if not any(name in str(error) for name in _TRANSPORTS):
         return ""
     size, rank = dist.get_world_size(), dist.get_rank()
-    if size < 2:
-        return ""
     who = f"rank {1 - rank}" if size == 2 else "another rank"
     where = "" if run_dir is None else f". The last lines of {run_dir}/journal-r*.jsonl say what each rank did"
     return (
@@ -213,7 +211,7 @@ class Comparison:
         the one that speaks, so it waits for the others' numbers, for `_PATIENCE` at most.
         """
         for steps_made in list(self._published):
-            if not self._compare(steps_made, patience=_PATIENCE if dist.is_initialized() else None):
+            if not self._compare(steps_made, patience=_PATIENCE):
                 return
 
     def _publish(self, steps: int) -> None:

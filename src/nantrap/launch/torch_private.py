@@ -25,11 +25,6 @@ def index_sampler_of(iterator: Any) -> Any:
     return getattr(iterator, "_index_sampler", None)
 
 
-def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """The module's own tables of hooks: before and after its forward pass, and after a state dict was loaded."""
-    return module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_post_hooks
-
-
 def children_of(module: nn.Module) -> Iterator[nn.Module]:
     """The modules directly below, also of a module whose `children` was overridden."""
     return (child for child in module._modules.values() if child is not None)

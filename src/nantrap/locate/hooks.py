@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from nantrap.locate.torch_private import forward_hooks_of
+from nantrap.locate.torch_private import hook_tables
 
 
 class Hook:
@@ -41,19 +41,22 @@ class Hook:
 
 @contextlib.contextmanager
 def without_hooks(*modules: Any) -> Iterator[None]:
-    """Modules without the hooks of a guard, for what would compile or record them."""
+    """Modules without the hooks of a guard, for what would save, compile or record them. Then as before, in order."""
     tables = [
         table
         for module in modules
         if isinstance(module, nn.Module)
         for each in module.modules()
-        for table in forward_hooks_of(each)
+        for table in hook_tables(each)
+        if any(isinstance(hook, Hook) for hook in table.values())
     ]
-    taken = [(table, key, hook) for table in tables for key, hook in table.items() if isinstance(hook, Hook)]
-    for table, key, _ in taken:
-        table.pop(key, None)
+    taken = [(table, dict(table)) for table in tables]
+    for table, before in taken:
+        for key in [key for key, hook in before.items() if isinstance(hook, Hook)]:
+            table.pop(key, None)
     try:
         yield
     finally:
-        for table, key, hook in taken:
-            table[key] = hook
+        for table, before in taken:
+            table.clear()
+            table.update(before)

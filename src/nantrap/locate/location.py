@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from nantrap.finite import any_nonfinite, first_nonfinite_index, size_in_bytes, tensor_stats
-from nantrap.finite.check import readable
+from nantrap.finite import any_nonfinite, first_nonfinite_index, readable, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.batch import samples_in, tensors_of
 from nantrap.locate.failure import Failure

@@ -259,6 +259,6 @@ def _pushed(mode: TorchFunctionMode) -> Iterator[None]:
         TorchFunctionMode.__exit__(mode, None, None, None)
 
 
-def forward_hooks_of(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks that run before and after a module's forward pass, by key."""
-    return module._forward_pre_hooks, module._forward_hooks
+def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """The module's own tables of hooks: before and after its forward pass, and after a state dict was loaded."""
+    return module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_post_hooks

@@ -198,11 +198,16 @@ class Series:
     @property
     def refused(self) -> Bools:
         """Whether each row's step was refused, by the guard or by the script; not one that a GradScaler left out."""
-        refused: Bools = (self.action > 0) & (self.action < ACTIONS.index("other"))
-        by = self.labels("by")
-        if by is not None and "scaler" in by.names:
-            refused[by.row[by.code == by.names.index("scaler")]] = False
+        refused: Bools = (self.action > 0) & (self.action < ACTIONS.index("other")) & ~self.done_by("scaler")
         return refused
+
+    def done_by(self, who: str) -> Bools:
+        """Whether each row says that `guard`, `script` or `scaler` decided its step."""
+        found: Bools = np.zeros(len(self), dtype=bool)
+        by = self.labels("by")
+        if by is not None and who in by.names:
+            found[by.row[by.code == by.names.index(who)]] = True
+        return found
 
     @property
     def segments(self) -> tuple[RunSegment, ...]:

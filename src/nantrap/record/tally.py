@@ -111,16 +111,12 @@ def tally_of(
     """
     here = np.ones(len(series), dtype=bool) if rows is None else rows
     action = series.action
-    by = series.labels("by")
-    by_script = np.zeros(len(series), dtype=bool)
-    if by is not None and "script" in by.names:
-        by_script[by.row[by.code == by.names.index("script")]] = True
     skipped = here & (action == ACTIONS.index("skip"))
     tally = StepTally(
         attempted=int(here.sum()),
         applied=int((here & series.applied).sum()),
         scaler_probes=int((here & ~series.applied & ~series.refused).sum()),
-        given_up=int((skipped & by_script).sum()),
+        given_up=int((skipped & series.done_by("script")).sum()),
         rollbacks=int((here & (action == ACTIONS.index("rollback"))).sum()),
         stops=int((here & (action == ACTIONS.index("stop"))).sum()),
     )

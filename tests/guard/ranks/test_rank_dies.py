@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ranked import run_apart
+
 SCRIPT = str(Path(__file__).parent / "scripts" / "dies.py")
 LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
@@ -21,21 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a fil
 def start(folder: Path, **environment: str) -> list[tuple[int, str]]:
     """Both ranks without a launcher; their exit codes and what they wrote to stderr."""
     folder.mkdir(exist_ok=True)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(folder)],
-            env={**ENVIRONMENT, **environment, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)]
+    return run_apart([sys.executable, SCRIPT, str(folder)], {**ENVIRONMENT, **environment})
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def _gain(weight: Tensor, owner: str) -> float:
 
     The scale of a weight that is spread over ranks is that of this rank's part; 0.0 where there is nothing to read.
     """
-    from nantrap.finite.check import readable
+    from nantrap.finite import readable
 
     values = readable(weight)
     if values is None:

@@ -181,10 +181,8 @@ class Leader:
         """The step once more by all ranks, with a change; see `locate.failure.Crew`."""
         if batch is not None and self._whole:
             raise LookupError(self._whole)
-        self._announce(("step", described, seed))
         try:
-            with self._alone.with_others():
-                return _in_lockstep(self._ranks, lambda: _part(self._failed, around, batch=batch, seed=seed))
+            return self._run(("step", described, seed), lambda: _part(self._failed, around, batch=batch, seed=seed))
         except LookupError as error:
             if batch is not None:  # a loss that gathers features takes batches of one size only
                 self._whole = str(error)
@@ -192,20 +190,23 @@ class Leader:
 
     def steps(self, since: int, rates: Mapping[int, tuple[float, ...]]) -> Part:
         """The steps since an older state by all ranks, with these learning rates."""
-        self._announce(("steps", since, dict(rates)))
-        with self._alone.with_others():
-            return _in_lockstep(self._ranks, lambda: _steps(self._failed, self._ranks, self._laboratory, since, rates))
+        return self._run(
+            ("steps", since, dict(rates)),
+            lambda: _steps(self._failed, self._ranks, self._laboratory, since, rates),
+        )
 
     def end(self) -> None:
         """No more runs: the other ranks continue."""
         self._ranks.share(None)
 
-    def _announce(self, told: tuple[Any, ...]) -> None:
+    def _run(self, told: tuple[Any, ...], run: Callable[[], Part]) -> Part:
+        """Tell the others what is run, and run this rank's part of it with them."""
         if not self._left:
             raise LookupError("the budget for runs by all ranks was used up")
         self._left -= 1
         with self._alone.with_others():
             self._ranks.share(told)
+            return _in_lockstep(self._ranks, run)
 
 
 def follow(leader: int, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:

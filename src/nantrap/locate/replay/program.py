@@ -380,10 +380,15 @@ def _fits(current: Tensor, kept: Tensor) -> bool:
     )
 
 
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN at the same places included."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def _equal(a: Any, b: Any) -> bool:
     """Whether two values are the same, where NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+        return same_values(a, b)
     if isinstance(a, Tensor) or isinstance(b, Tensor) or type(a) is not type(b):
         return a is b
     if isinstance(a, (list, deque)):

@@ -149,19 +149,15 @@ def taken_by_loop(frame: Frame) -> frozenset[str]:
 
 def target_of_loop(frame: Frame) -> tuple[str, ...]:
     """The names that the innermost loop around the frame's current line unpacks what it is given into, in order."""
-    text, line = "".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno
-    with contextlib.suppress(SyntaxError, ValueError):
-        loops = [
-            n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.For) and n.lineno <= line <= (n.end_lineno or 0)
-        ]
-        target: ast.expr = max(loops, key=lambda loop: loop.lineno).target
-        if isinstance(target, ast.Tuple) and isinstance(
-            target.elts[-1], ast.Tuple
-        ):  # `for i, (x, y) in enumerate(...)`
-            target = target.elts[-1]
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        return tuple(part.id for part in parts if isinstance(part, ast.Name))
-    return ()
+    text = "".join(linecache.getlines(frame.f_code.co_filename))
+    loops = [loop for loop in _loops_around(text, frame.f_lineno) if isinstance(loop, ast.For)]
+    if not loops:
+        return ()
+    target = max(loops, key=lambda loop: loop.lineno).target
+    if isinstance(target, ast.Tuple) and target.elts and isinstance(target.elts[-1], ast.Tuple):
+        target = target.elts[-1]  # `for i, (x, y) in enumerate(...)`
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    return tuple(part.id for part in parts if isinstance(part, ast.Name))
 
 
 def given_by_loop() -> list[Tensor]:
@@ -177,23 +173,28 @@ def given_by_loop() -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=64)
+def _loops_around(text: str, line: int) -> tuple[ast.For | ast.AsyncFor | ast.While, ...]:
+    """The loops around a line of a file; none if it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and node.lineno <= line <= (node.end_lineno or 0)
+    )
+
+
+@functools.lru_cache(maxsize=64)
 def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str]]:
     """The names that the loops around a line of a file take from their data, and those that they compute.
 
     Kept, because a search for the loss asks for the same few lines many times.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return frozenset(), frozenset()
-    loops = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
     taken: set[str] = set()
     made: set[str] = set()
-    for loop in loops:
+    for loop in _loops_around(text, line):
         if not isinstance(loop, ast.While):
             taken |= _stored(loop.target)
         for node in (inner for statement in loop.body for inner in ast.walk(statement)):

@@ -21,6 +21,7 @@ from torch import Tensor
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
+from nantrap.locate.replay.program import same_values
 from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
 from nantrap.locate.replay.root_call import MOST_CALLS, Factor, RootCall
 from nantrap.locate.torch_private import raw_tensor
@@ -45,18 +46,14 @@ def same_inputs(calls: Sequence[RootCall], args: Any, kwargs: Any) -> bool:
     now = [tensor for _, tensor in tensors_of((args, kwargs))]
     recorded = [[tensor for _, tensor in tensors_of((call.args, call.kwargs))] for call in calls]
     return len(calls) in (0, MOST_CALLS) or any(
-        len(now) == len(then) and all(map(_same_values, now, then)) for then in recorded
+        len(now) == len(then) and all(map(_may_be_same, now, then)) for then in recorded
     )
 
 
-def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN at the same places included."""
-    if one is other or one.layout != torch.strided or other.layout != torch.strided:
-        return True
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    a, b = one.detach(), other.detach()
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+def _may_be_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values, as far as that can be compared."""
+    dense = one.layout == other.layout == torch.strided
+    return one is other or not dense or same_values(one.detach(), other.detach())
 
 
 def same_graph(then: Any, now: Any) -> bool:
