@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from docs.test_code_blocks import ROOT, Block, blocks
+from health.printed_logs import SICK
 from nantrap.cli import main
 
 TIMEOUT = 240
@@ -105,6 +106,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     losses = [2.0 - 0.01 * step for step in range(60)] + [float("nan")] * 4
     lines = [f"epoch {1 + i // 32}/2 | step {i + 1}/64 | loss {x:.4f} | lr 1.00e-03" for i, x in enumerate(losses)]
     (folder / "train.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "trainer.log").write_text(SICK["transformers_zero_loss"][1], encoding="utf-8")
     records = [json.dumps({"step": i, "loss": x}) for i, x in enumerate(losses)]
     for name in ("train.jsonl", "training_log.jsonl"):
         (folder / name).write_text("\n".join(records) + "\n", encoding="utf-8")

@@ -247,7 +247,7 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
 def test_a_healthy_run_and_an_empty_one_and_a_foreign_log(tmp_path: Path) -> None:
     healthy = write_run(tmp_path / "good", [line(step) for step in range(5)])
     text = Checked(run_page(view_run(record.open_run(healthy)))).text
-    assert "✓ no incident" in text
+    assert "✓ healthy" in text
     assert "5 steps, 5 applied (100 %)." in text
     assert "Nothing to do." in text
     log = tmp_path / "train.jsonl"

@@ -5,8 +5,8 @@ verdict.word                    # "healthy", "doubtful", "sick", "unknown"
 verdict.findings[0].summary     # "loss falls from 10.2 to 2.31"
 """
 
-from nantrap.health.checks import HealthFinding
 from nantrap.health.expectations import Expectations, PlannedStage, read_expectations
+from nantrap.health.findings import HealthFinding
 from nantrap.health.planned import StageVerdict
 from nantrap.health.verdict import HealthVerdict, judge
 

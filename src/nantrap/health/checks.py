@@ -9,73 +9,37 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
+from nantrap.health.findings import HealthFinding
+from nantrap.health.other_logs import end_of_run, left_out_steps
 from nantrap.health.trend import LEAST, spikes, trend
-from nantrap.health.window import LogWindow
+from nantrap.health.window import Bools, LogWindow
 from nantrap.health.words import number, share
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted
-from nantrap.problems import Problem, Severity
-from nantrap.problems.json_values import json_value
+from nantrap.problems import Severity
 from nantrap.record import Column, cause_lines
+from nantrap.record.columns import Floats
+from nantrap.record.series import losses_of, normal_form
 from nantrap.record.tally import OUTSIDE_STEPS
 
 _DEAD = 10
 """Number of losses at the end that are not finite, or of steps that were not applied, after which a run is called
 dead."""
 _FROZEN = 50
+_OF_POLICY = re.compile(
+    r"(?:^|_)(?:advantages?|clip_?frac(?:tion)?|pg_clipfrac|clip_ratio|approx_kl|pg_loss|policy(?:_gradient)?_loss|"
+    r"ep_rew_mean|episodic_return|reward_std|rewards?_mean)(?:_|$)"
+)
 _LOWER_IS_BETTER = re.compile(r"loss|err|ppl|perplex|wer|cer|fid|mse|mae|rmse|nll|bpb|bpd|kl|distance", re.I)
-
-
-CheckOutcome = Literal["pass", "warn", "fail", "unknown"]
-OUTCOMES: Final[dict[Severity, CheckOutcome]] = {
-    "ok": "pass", "note": "pass", "warning": "warn", "error": "fail", "unjudged": "unknown",
-}  # fmt: skip
-"""The words of `nantrap check`. `unknown`: the log does not hold what the check needs."""
-
-
-class HealthFinding(Problem):
-    """The result of one check of a run, in the words of `nantrap check`."""
-
-    __slots__ = ()
-
-    @property
-    def check(self) -> str:
-        """The name of the check (`loss_falls`, `applied`, ...)."""
-        return self.code
-
-    @property
-    def outcome(self) -> CheckOutcome:
-        """`pass`, `warn`, `fail`, or `unknown` where the log does not hold what the check needs."""
-        return OUTCOMES[self.severity]
-
-    @property
-    def summary(self) -> str:
-        """One sentence with the numbers."""
-        return self.message
-
-    @property
-    def evidence(self) -> Mapping[str, Any]:
-        """The numbers by name, for programs."""
-        return self.data
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "check": self.check,
-            "outcome": self.outcome,
-            "summary": self.summary,
-            "evidence": json_value(self.evidence),
-            "help": self.help,
-        }
 
 
 def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
     """Is the loss finite, and is the run still alive?"""
-    loss = window.column("loss")
+    loss = _judged_loss(window)
     if loss is None or not len(loss):
         yield HealthFinding(
             "loss_finite",
@@ -87,13 +51,21 @@ def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
     bad = ~np.isfinite(loss.value)
     total, amount = len(loss), int(bad.sum())
     evidence = {"column": loss.name, "values": total, "nonfinite": amount}
-    tail = total - (int(np.flatnonzero(~bad)[-1]) + 1 if amount < total else 0)
-    if tail >= min(_DEAD, max(3, total // 2)) or (amount == total and total):
+    silent = _not_printed_since(window, loss)
+    if silent is not None:
+        words = f"the log has no loss since step {silent:,}, though it continues"
+        help = "Megatron leaves out a loss that is NaN"
+        yield HealthFinding("loss_finite", "error", words, data=evidence | {"dead_since": silent}, fix=help)
+        return
+    contained = window.run.kind == "nantrap" and not (bad & window.applied(loss)).any()
+    tail = _length_of_end(bad)
+    if tail >= (min(_DEAD, max(3, total // 2)) if contained else 1):
         since = int(loss.step[total - tail])
         evidence["dead_since"] = since
+        words = f"dead since step {since:,}: no finite loss in the last {counted(tail, 'value')}"
         yield HealthFinding(
             "loss_finite", "error",
-            f"dead since step {since:,}: no finite loss in the last {counted(tail, 'value')}", data=evidence,
+            words if tail > 1 else f"the last loss (step {since:,}) is {number(loss.value[-1])}", data=evidence,
             fix="resume from a checkpoint before it (nantrap audit finds a healthy one), under nantrap run",
         )  # fmt: skip
         return
@@ -101,7 +73,6 @@ def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
         yield HealthFinding("loss_finite", "ok", f"all {counted(total, 'loss', 'losses')} finite", data=evidence)
         return
     first = int(loss.step[np.flatnonzero(bad)[0]])
-    contained = not (bad & window.applied(loss)).any() and window.run.kind == "nantrap"
     outcome: Severity = "warning" if contained or amount <= 0.01 * total else "error"
     after = "; none of them reached the weights" if contained else ", and the run continued"
     yield HealthFinding(
@@ -112,9 +83,52 @@ def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
     )
 
 
+def _judged_loss(window: LogWindow) -> Column | None:
+    """The loss; of a log that prints several, one that ends with a value that is not finite.
+
+    One that was never finite is left out if another one always is: some progress bars show a mean of nothing.
+    """
+    loss = window.column("loss")
+    if loss is None or window.run.kind == "nantrap":
+        return loss
+    terms = [loss, *(window.series[name] for name in losses_of(window.series.names) if name != loss.name)]
+    alive = [term for term in map(window.cut, terms) if np.isfinite(term.value).any()]
+    return next((term for term in alive if not np.isfinite(term.value[-1])), alive[0] if alive else loss)
+
+
+def _not_printed_since(window: LogWindow, loss: Column) -> int | None:
+    """The step since which the log has gradient norms and no losses; `None` where it has both, or always had one."""
+    norm = window.column("grad_norm")
+    if norm is None or window.run.kind == "nantrap":
+        return None
+    after = norm.step[norm.row > loss.row[-1]]
+    usual = max(1, round(len(norm) / len(loss)))
+    return int(after[0]) if len(after) > 3 * usual and np.isin(loss.row, norm.row).all() else None
+
+
+def _length_of_end(bad: Bools) -> int:
+    """How many values at the end are bad, without a good one between them."""
+    good = np.flatnonzero(~bad)
+    return len(bad) - (int(good[-1]) + 1 if len(good) else 0)
+
+
+def surrogate(window: LogWindow, values: Floats) -> str:
+    """Why the course of the loss says nothing, in words; empty for a loss that should fall.
+
+    The loss of a policy (PPO, GRPO) is made anew from each rollout: its gradient means something, its value does not.
+    """
+    sign = next((name for name in window.series.names if _OF_POLICY.search(normal_form(name))), "")
+    if sign:
+        return f"the loss is that of a policy ({sign}), made anew for each rollout"
+    signs = np.sign(values[values != 0])
+    if len(signs) >= LEAST and (signs[1:] != signs[:-1]).mean() > 0.1:
+        return "the loss changes its sign again and again, as that of a policy does"
+    return ""
+
+
 def falling_loss(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the loss fall, stay, rise, or rise again?"""
-    loss = window.column("loss")
+    loss = _judged_loss(window)
     if loss is None:
         return
     good = np.isfinite(loss.value) & window.applied(loss)
@@ -125,6 +139,11 @@ def falling_loss(window: LogWindow) -> Iterator[HealthFinding]:
         yield HealthFinding("loss_falls", "unjudged", words, data={"values": len(values)})
         return
     evidence = {"first": found.first, "last": found.last, "low": found.low, "direction": found.direction}
+    reason = surrogate(window, values)
+    if reason:
+        words = f"{reason}: from {number(found.first)} to {number(found.last)}, which is not judged"
+        yield HealthFinding("loss_falls", "ok", words, data=evidence)
+        return
     ends = f"from {number(found.first)} to {number(found.last)} (medians of the first and the last tenth)"
     low_step = int(loss.step[good][found.low_index])
     if np.ptp(values[-_FROZEN:]) == 0 and len(values) >= _FROZEN:
@@ -154,12 +173,12 @@ def falling_loss(window: LogWindow) -> Iterator[HealthFinding]:
 
 def loss_spikes(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the loss jump?"""
-    loss = window.column("loss")
+    loss = _judged_loss(window)
     if loss is None:
         return
     good = np.isfinite(loss.value) & window.applied(loss)
     values, steps = loss.value[good], loss.step[good]
-    if len(values) < 2 * LEAST:
+    if len(values) < 2 * LEAST or surrogate(window, values):
         return
     found = spikes(values)
     evidence: dict[str, Any] = {"spikes": len(found), "values": len(values)}
@@ -206,7 +225,6 @@ def applied_steps(window: LogWindow) -> Iterator[HealthFinding]:
 def incidents(window: LogWindow) -> Iterator[HealthFinding]:
     """What went wrong, by cause?"""
     if window.run.kind != "nantrap":
-        yield from _notes(window)
         return
     tally = window.tally()
     evidence: dict[str, Any] = {"incidents": tally.incidents}
@@ -247,20 +265,19 @@ def _unfinished_diagnosis(window: LogWindow) -> int | None:
     return None
 
 
-def _notes(window: LogWindow) -> Iterator[HealthFinding]:
-    rows = np.flatnonzero(window.rows)
-    notes = [note for note in window.run.notes if len(rows) and rows[0] <= note.row <= rows[-1] + 1]
-    if notes:
-        words = f"{counted(len(notes), 'line')} about NaN or an error; line {notes[0].line:,}: {notes[0].text[:120]}"
-        yield HealthFinding("log_lines", "warning", words, data={"lines": len(notes), "first": notes[0].line})
-
-
 def gradient_norm(window: LogWindow) -> Iterator[HealthFinding]:
     """Do gradients explode or vanish?"""
     column = window.column("grad_norm")
     if column is None or not len(column):
         return
-    values = column.value[np.isfinite(column.value) & window.applied(column)]
+    applied = window.applied(column)
+    values = column.value[np.isfinite(column.value) & applied]
+    bad = ~np.isfinite(column.value) & applied
+    if bad.any():
+        finding = _bad_norms(window, column, bad)
+        yield finding
+        if finding.severity == "error":
+            return
     if len(values) < 2 * LEAST:
         return
     tenth = max(5, len(values) // 10)
@@ -284,6 +301,32 @@ def gradient_norm(window: LogWindow) -> Iterator[HealthFinding]:
         yield HealthFinding("grad_norm", "warning", f"the gradient norm vanishes {ends}", data=evidence)
     else:
         yield HealthFinding("grad_norm", "ok", f"the gradient norm goes {ends}", data=evidence)
+
+
+def _bad_norms(window: LogWindow, column: Column, bad: Bools) -> HealthFinding:
+    """Gradient norms that are NaN or Inf: a few of them are what a GradScaler needs to find its scale."""
+    total, amount, tail = len(bad), int(bad.sum()), _length_of_end(bad)
+    evidence = {"column": column.name, "values": total, "nonfinite": amount}
+    few = amount <= max(5, 0.01 * total)
+    if not tail and few:
+        words = f"{share(amount, total)} gradient norms not finite; later ones are"
+        return HealthFinding("grad_norm", "ok", words, data=evidence)
+    if not tail:
+        severity: Severity = "error" if amount > 0.1 * total else "warning"
+        return HealthFinding("grad_norm", severity, f"{share(amount, total)} gradient norms not finite", data=evidence)
+    first = total - tail
+    evidence["dead_since"] = int(column.step[first])
+    values = {number(value) for value in column.value[first:]}
+    since = f"since step {column.step[first]:,} ({counted(tail, 'value')})"
+    words = f"the gradient norm is {' or '.join(sorted(values))} {since}"
+    loss = window.column("loss")
+    if loss is not None and np.isin(column.row[first:], loss.row[loss.value == 0]).all():
+        words += ", and the loss is exactly 0"
+    return HealthFinding(
+        "grad_norm", "error", words, data=evidence,
+        fix="no update from such gradients is of use; transformers leaves NaN out of the loss that it prints "
+        "(logging_nan_inf_filter), so a loss of 0 can be NaN",
+    )  # fmt: skip
 
 
 def learning_rate(window: LogWindow) -> Iterator[HealthFinding]:
@@ -449,7 +492,7 @@ def ranks(window: LogWindow) -> Iterator[HealthFinding]:
 
 
 CHECKS: Final[tuple[Callable[[LogWindow], Iterator[HealthFinding]], ...]] = (
-    finite_loss, falling_loss, loss_spikes, applied_steps, incidents, gradient_norm, learning_rate, loss_scale,
-    watched_values, evaluation, ranks,
+    finite_loss, falling_loss, loss_spikes, applied_steps, incidents, left_out_steps, end_of_run, gradient_norm,
+    learning_rate, loss_scale, watched_values, evaluation, ranks,
 )  # fmt: skip
 """In the order in which they are shown."""

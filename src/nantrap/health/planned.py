@@ -10,17 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nantrap.health.checks import (
-    OUTCOMES,
-    CheckOutcome,
-    HealthFinding,
-    applied_steps,
-    falling_loss,
-    improvement,
-    incidents,
-    limits_of,
-)
+from nantrap.health.checks import applied_steps, falling_loss, improvement, incidents, limits_of
 from nantrap.health.expectations import Expectations, Expected, Limits, PlannedStage
+from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
 from nantrap.health.trend import spikes
 from nantrap.health.window import LogWindow
 from nantrap.health.words import number, share

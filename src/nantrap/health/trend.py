@@ -75,7 +75,8 @@ def spikes(values: Floats, *, factor: float = 8.0) -> Ints:
     # per stretch, not per value: a run may have millions
     level = np.maximum(median, np.append(median[:1], median[:-1]))
     width = np.maximum(scatter, np.append(scatter[:1], scatter[:-1]))
-    floor = 0.1 * np.abs(level)  # a curve without noise has no spikes in its last digits
+    # a curve without noise has no spikes in its last digits, nor one that has fallen to a thousandth
+    floor = np.maximum(0.1 * np.abs(level), 1e-3 * np.abs(median[0]))
     limit = level + np.maximum(factor * width, floor)
     rest = np.flatnonzero(values[blocks * size :] > limit[-1]) + blocks * size
     return np.append(np.flatnonzero(body > limit[:, None]), rest).astype(np.int64)

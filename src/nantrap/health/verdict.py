@@ -8,8 +8,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from nantrap.health.checks import CHECKS, OUTCOMES, CheckOutcome, HealthFinding
+from nantrap.health.checks import CHECKS
 from nantrap.health.expectations import Expectations
+from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
 from nantrap.health.planned import StageVerdict, compare, judge_stage
 from nantrap.health.window import whole
 from nantrap.health.words import duration

@@ -27,7 +27,8 @@ class LogWindow:
 
     def column(self, name: str) -> Column | None:
         """A column within the window; `None` if the log has none of that name."""
-        return self._cut(self.series.get(name))
+        column = self.series.get(name)
+        return None if column is None else self.cut(column)
 
     def evaluations(self) -> dict[str, Column]:
         """Results of evaluations within the steps of the window."""
@@ -47,9 +48,8 @@ class LogWindow:
         """Which values of a column belong to steps that were applied."""
         return self.series.applied[column.row]
 
-    def _cut(self, column: Column | None) -> Column | None:
-        if column is None:
-            return None
+    def cut(self, column: Column) -> Column:
+        """The part of a column that is within the window."""
         inside = self.rows[column.row]
         if inside.all():
             return column  # no copies of millions of values for the usual case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ ACTIONS: Final = ("apply", "skip", "rollback", "stop", "other")
 
 NAMES: Final = {
     "loss": "loss train_loss training_loss total_loss loss_total train_total_loss train_loss_step loss_step loss_train "
-    "lm_loss train_loss_epoch loss_epoch loss_avg avg_loss mean_loss batch_loss running_loss",
+    "lm_loss train_loss_epoch loss_epoch loss_avg avg_loss mean_loss batch_loss running_loss reduced_train_loss",
     "lr": "lr learning_rate train_lr train_learning_rate lr_0 lr_group_0 group_0_lr lr_pg0 lr_adamw lr_adam lr_sgd",
     "grad_norm": "grad_norm gradient_norm gradnorm gnorm norm total_norm train_grad_norm global_grad_norm "
     "grad_norm_total total_grad_norm grad_2_0_norm_total",
@@ -28,6 +28,8 @@ NAMES: Final = {
     "epoch": "epoch ep epochs train_epoch current_epoch epoch_num",
     "step": "step global_step trainer_global_step iteration iter train_step train_global_step num_updates _step "
     "steps iters it",
+    "skipped": "skipped skipped_steps skipped_iterations number_of_skipped_iterations num_skipped skipped_updates",
+    "nan_steps": "number_of_nan_iterations nan_iterations nan_steps",
     "ms": "ms step_ms dt_ms time_ms elapsed_time_per_iteration_ms elapsed_time_per_iteration",
 }
 """The names under which other tools write the values that nantrap knows, the likeliest first, in normal form."""
@@ -36,6 +38,8 @@ _EVALUATION = re.compile(
     r"(?=.*(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$))"
     r"(?!.*(?:runtime|per_second|(?:^|_)(?:time|steps?|samples|epoch|batch_size|jit_compilation_time)$))"
 )
+_LOSS = re.compile(r"loss(?:_|es|$)(?!.*scale)|^loss(?!.*scale)")
+_SIDE_TERM = re.compile(r"(?:^|_)(?:kl|entropy|ent|aux|reg|l2|z|balance|commit(?:ment)?)(?:_|$)")
 _LARGEST = 2.0**53  # the last whole number that a float64 distinguishes from the next
 _APART = re.compile(r"[^a-z0-9]+")
 
@@ -288,11 +292,19 @@ def find_name(wanted: str, names: tuple[str, ...]) -> str | None:
     by_form: dict[str, str] = {}
     for name in names:
         by_form.setdefault(normal_form(name), name)
-    for form in NAMES[wanted].split() if wanted in NAMES else [normal_form(wanted)]:
-        if form.strip("_") in by_form:
-            return by_form[form.strip("_")]
+    forms = [form.strip("_") for form in (NAMES[wanted].split() if wanted in NAMES else [normal_form(wanted)])]
+    for form in forms:
+        if form in by_form:
+            return by_form[form]
+    if wanted in ("grad_norm", "lr"):  # `actor/grad_norm`, `optim/total_grad_norm`
+        ends = {normal_form(name.rpartition("/")[2]): name for name in reversed(names) if not is_evaluation(name)}
+        return next((ends[form] for form in forms if form in ends), None)
     if wanted == "loss":  # a part of a loss is better than nothing
-        parts = [name for name in names if "loss" in normal_form(name).split("_") and not is_evaluation(name)]
-        parts = [name for name in parts if "scale" not in name.lower()]
-        return parts[0] if parts else None
+        return next(iter(losses_of(names)), None)
     return None
+
+
+def losses_of(names: Iterable[str]) -> list[str]:
+    """The names of losses and of their terms, without those of evaluations; what only regularizes comes last."""
+    found = [name for name in names if _LOSS.search(normal_form(name)) and not is_evaluation(name)]
+    return sorted(found, key=lambda name: _SIDE_TERM.search(normal_form(name)) is not None)

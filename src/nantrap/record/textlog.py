@@ -2,7 +2,9 @@
 
 A line counts as a record when it holds a measured value (a loss, an accuracy, a learning rate next to a step, ...). The
 epoch and the step are taken from the lines that have them; steps that are counted from 0 in every epoch become one
-count over the whole log. Lines that mention NaN or an error are kept as notes.
+count over the whole log. Values in the lines below a line with a step belong to that step. A row below a line of names
+(`Epoch  box_loss  cls_loss`), and a row of a box (`| loss | 2.3 |`), are read as `name: value`. Lines that mention NaN
+or an error are kept as notes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _NUMBER = (
     r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*"
     r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?"
     r"|\.\d+(?:[eE][-+]?\d+)?"
-    r"|[nN][aA][nN](?:\(ind\))?(?![\w/])|[iI][nN][fF](?:inity|INITY)?(?![\w/]))"
+    r"|[nN][aA][nN](?:\(ind\)|\.0)?(?![\w/])|[iI][nN][fF](?:inity|INITY)?(?![\w/]))"
 )
 _AFTER = r"(?![\w.]*[:/]\d|\.\d|-\d)"
 """What follows a value is no second part of a time, a fraction, a version or a date."""
@@ -65,6 +67,7 @@ _BLOCKS = re.compile(r"[█▏▎▍▌▋▊▉]+ *")
 _UNITS = {"": 1, "k": 1_000, "M": 1_000_000}
 _MOST_SHAPES = 5000
 _LONGEST = 4000
+_MOST_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,15 @@ class Shape:
     """What the numbers of a line mean, each by its place among them; `None` for what the line does not name.
 
     Attributes:
-        values: names and places of measured values; none where the line is no record.
+        values: names and places of measured values.
+        is_record: whether these are a record by themselves, or only below a line that names the step.
         epoch: the epoch, and `epochs` of how many.
         count: the step or iteration, and `total` of how many, each with what it is to be multiplied by.
         within: whether the count starts again in every epoch.
     """
 
     values: tuple[tuple[str, int], ...] = ()
+    is_record: bool = False
     epoch: int | None = None
     epochs: int | None = None
     count: int | None = None
@@ -115,7 +120,7 @@ def as_number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        text = text.replace(",", "")
+        text = text.replace(",", "").replace("nan.0", "nan")
     try:
         return float(text)
     except ValueError:
@@ -137,17 +142,17 @@ def shape_of(line: str) -> Shape:
     if bar is not None:
         found |= {"count": places.get(bar.start(1)), "total": places.get(bar.start(3))}
         units, within = (_UNITS[bar[2]], _UNITS[bar[4]]), epoch is not None
-    elif step is not None:
-        found |= {"count": places.get(step.start(1)), "total": places.get(step.start(2)) if step[2] else None}
-        within = step[0].lstrip().lower().startswith("batch")
-    elif epoch is not None and (fraction := _FRACTION.search(line, rest)):
+    elif step is None and epoch is not None and (fraction := _FRACTION.search(line, rest)):
         found |= {"count": places.get(fraction.start(1)), "total": places.get(fraction.start(2))}
         within = True
+    elif step := step or _STEP.search(line):  # `step=10/556000,epoch=0`: the epoch may come last
+        found |= {"count": places.get(step.start(1)), "total": places.get(step.start(2)) if step[2] else None}
+        within = step[0].lstrip().lower().startswith("batch")
     metrics = [name.lower() for name in values if _IS_METRIC.search(name)]
-    placed = bar is not None or epoch is not None or _STEP.search(line) is not None
+    placed = bar is not None or epoch is not None or found.get("count") is not None
     is_record = bool(metrics) and (placed or any("loss" in name or "acc" in name for name in metrics))
-    kept = tuple(values.items()) if is_record else ()
-    return Shape(kept, **found, count_unit=units[0], total_unit=units[1], within=within)
+    kept = tuple(values.items()) if metrics else ()
+    return Shape(kept, is_record, **found, count_unit=units[0], total_unit=units[1], within=within)
 
 
 def _values(line: str) -> dict[str, int]:
@@ -171,9 +176,39 @@ def _values(line: str) -> dict[str, int]:
     return values
 
 
+# ---- Tables: their cells become `name: value`.
+
+_BOX = re.compile(rf"[\d\s.,:-]*\|\s+(?P<key>[A-Za-z_][\w/.@-]*)(?:\s+\||\s\s)\s*(?P<value>{_NUMBER})\s*\|?\s*")
+_COLUMN = re.compile(r"[A-Za-z_][\w/.@()-]*")
+_CELL = re.compile(rf"(?:{_NUMBER}|\d+/\d+|\d+(?::\d\d)+)[kMGT%]?", re.I)
+
+
+class TableLines:
+    """Rewrites the rows of tables. Holds the names of the columns that the last line of names gave."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+
+    def spelt(self, line: str) -> str:
+        """The line, with a name before each number if it is a row of a table."""
+        if box := _BOX.fullmatch(line):
+            return f"    {box['key']}: {box['value']}"
+        words = line.split(maxsplit=_MOST_COLUMNS)
+        if len(words) >= 3 and all(map(_COLUMN.fullmatch, words)):
+            counted = any(_COUNTER.fullmatch(word) for word in words)
+            self._columns = words if counted and any(map(_IS_METRIC.search, words)) else []
+        elif self._columns and len(words) >= len(self._columns):
+            cells = [word.rstrip(":") for word in words[: len(self._columns)]]
+            if all(map(_CELL.fullmatch, cells)):
+                named = ", ".join(f"{name}: {cell}" for name, cell in zip(self._columns, cells, strict=True))
+                return f"{named} {' '.join(words[len(cells) :])}"
+        return line
+
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _TROUBLE = re.compile(
-    r"\b(?:nan|infs?|non-?finite|overflow(?:ed)?|diverged|error|traceback|exception|out of memory|killed|aborted)\b"
+    r"\b(?:nan|infs?|non-?finite|overflow(?:ed)?|diverged|error|traceback|exception|out of memory|killed|aborted|"
+    r"KeyboardInterrupt)\b"
     r"|Error\b",
     re.I,
 )
@@ -206,6 +241,8 @@ class TextLog:
         self._epoch_of_count: float | None = None
         self._step: int | None = None
         self._shapes = Shapes()
+        self._tables = TableLines()
+        self._block: dict[str, object] | None = None  # of the line before, to which a line below it may add
         self._largest = 0  # the most steps that a progress bar has announced
 
     def records(self, lines: list[str]) -> list[dict[str, object]]:
@@ -214,22 +251,33 @@ class TextLog:
         for raw in lines:
             self._line += 1
             line = _ESCAPES.sub("", raw) if "\x1b" in raw or not raw.isprintable() else raw
-            record = self._record(line)
+            record = self._record(self._tables.spelt(line))
             if record is not None:
                 found.append(record)
                 self._rows += 1
+        self._block = None  # what was returned does not change any more
         return found
 
     def _record(self, line: str) -> dict[str, object] | None:
         """The values of a line of a text log; `None` for a line without any, which is noted if it reports trouble."""
         shape, numbers = self._shapes.read(line)
-        if shape.epoch is not None or shape.count is not None:
+        placed = shape.epoch is not None or shape.count is not None
+        if placed:
             self._follow(shape, numbers)
-        if not shape.values:
+        above, self._block = self._block, None
+        below = not placed and (line[:1].isspace() or above is not None)
+        if not shape.values or not (shape.is_record or (below and self._step is not None)):
+            if placed or (above is not None and (line[:1].isspace() or not line)):
+                self._block = {} if placed else above
             if len(self.notes) < self._most_notes and _TROUBLE.search(line):
                 self.notes.append(LogNote(self._step or 0, self._rows, self._line, line.strip()[:500]))
             return None
         record: dict[str, object] = {name: as_number(numbers[place]) for name, place in shape.values}
+        if above and below and not above.keys() & record.keys():
+            above |= record
+            self._block = above
+            return None
+        self._block = record
         if self._step is not None:
             record["step"] = self._step
         if self._epoch is not None and "epoch" not in record:

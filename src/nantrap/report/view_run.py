@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from nantrap.health import Expectations, judge
+from nantrap.health import Expectations, HealthVerdict, judge
 from nantrap.incident import BY_SLUG, Incident
 from nantrap.incident.wording import counted, place_text
 from nantrap.record import ACTIONS, Column, NotedStep, Run, Series, StepTally
@@ -152,7 +152,8 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     terms = tuple(_drawn(series, name, name.partition(".")[2]) for name in series.names if name.startswith("terms."))
     drawn, left_out = _charts(series, run.info)
     spikes = tuple(i.step for i in incidents.values() if any(f.kind == "spike" for f in i.findings))
-    verdict = _verdict(stopped=len(stop_rows) > 0, skipped=len(skipped), events=tally.incidents)
+    health = judge(run, expect=expect, now=run.modified)
+    verdict = _verdict(health, stopped=len(stop_rows) > 0, events=tally.incidents + len(skipped))
     names, rows = _evaluations(run.evaluations)
     return RunView(
         name=run.name,
@@ -183,7 +184,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
         evaluations=rows,
         evaluation_loss=evaluation_loss,
         ranks=_ranks(run, incidents),
-        stages=_stages(run, expect),
+        stages=_stages(health) if len(series) else (),
         environment=environment(run.info),
         files=_files(run),
         problems=run.problems[:5],
@@ -256,12 +257,15 @@ def _group(
 # ---- the other parts of the page
 
 
-def _verdict(*, stopped: bool, skipped: int, events: int) -> Badge:
+_SIGNS: Final = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖"), "unknown": ("muted", "?")}
+
+
+def _verdict(health: HealthVerdict, *, stopped: bool, events: int) -> Badge:
+    """The verdict of `nantrap check`; in other words where the guard stopped the run, or contained what happened."""
     if stopped:
         return Badge("bad", "✖", "stopped by the guard")
-    if skipped or events:
-        return Badge("warn", "▲", "with incidents")
-    return Badge("ok", "✓", "no incident")
+    words = "with incidents" if health.outcome == "warn" and events else health.word
+    return Badge(*_SIGNS[health.outcome], words)
 
 
 def _title(attempted: int, applied: int, groups: Sequence[IncidentGroup], kind: str) -> str:
@@ -434,16 +438,12 @@ def _agrees(lead: Series, series: Series) -> str:
     return "always" if not len(differs) else f"differs from step {int(series.step[differs[0]]):,} on"
 
 
-def _stages(run: Run, expect: Expectations | None) -> tuple[CheckRow, ...]:
+def _stages(health: HealthVerdict) -> tuple[CheckRow, ...]:
     """The checks of the whole run, then those of each stage of the plan."""
-    if not len(run.main):
-        return ()
-    verdict = judge(run, expect=expect, now=run.modified)
-    found = [("whole run", finding) for finding in verdict.findings]
-    found += [(f"{stage.name} ({stage.span}, {stage.state})", f) for stage in verdict.stages for f in stage.findings]
-    signs = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖"), "unknown": ("muted", "?")}
+    found = [("whole run", finding) for finding in health.findings]
+    found += [(f"{stage.name} ({stage.span}, {stage.state})", f) for stage in health.stages for f in stage.findings]
     return tuple(
-        CheckRow(name, f.check.replace("_", " "), f.summary, Badge(*signs[f.outcome], f.outcome))
+        CheckRow(name, f.check.replace("_", " "), f.summary, Badge(*_SIGNS[f.outcome], f.outcome))
         for name, f in found[:80]
     )
 

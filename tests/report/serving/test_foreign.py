@@ -88,20 +88,21 @@ def test_event_files_are_one_run_for_each_folder(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_nan_is_seen_at_a_glance(root: Path) -> None:
     state = named(indexed(root))["gpt/metrics.jsonl"].state
-    assert (state.word, state.reason) == ("diverging", "9 of the last 100 losses are not finite")
+    assert (state.word, state.reason) == ("sick", "dead since step 91: no finite loss in the last 9 values")
 
 
 @pytest.mark.parametrize(
     ("age", "milliseconds", "word", "reason"),
     [
-        (30.0, 0.0, "healthy", "the recent losses are finite"),
+        (30.0, 0.0, "healthy", "all 50 losses finite"),
         (7200.0, 0.0, "stalled", "no new line for 2 h"),
         (300.0, 5000.0, "stalled", "no new line for 5 min"),
         (86400.0 * 3, 0.0, "unknown", "no new line for 3 days; a log does not say whether its run has ended"),
     ],
 )
 def test_a_log_that_is_quiet(age: float, milliseconds: float, word: str, reason: str) -> None:
-    state = state_of(RecentSteps([2.0] * 50, ["apply"] * 50, milliseconds=milliseconds, age=age, foreign=True))
+    verdict = ("healthy", "all 50 losses finite")
+    state = state_of(RecentSteps([2.0] * 50, ["apply"] * 50, milliseconds=milliseconds, age=age, verdict=verdict))
     assert (state.word, state.reason) == (word, reason)
 
 
@@ -119,7 +120,7 @@ def test_a_log_that_grows_is_followed(tmp_path: Path) -> None:
     assert math.isnan(row.numbers["loss"])
     assert [r.step for r in index.window(summary.ident, 18, 20)] == [18, 19, 20]
     os.utime(log, (time.time(), time.time() + 1))
-    assert named(index)["train.log"].state.word == "diverging"
+    assert named(index)["train.log"].state.word == "sick"
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from nantrap.health import judge
+from nantrap.incident.wording import visible
 from nantrap.record import Column, Run, envelope, is_evaluation, open_run
 from nantrap.report.journals import JournalRow, finite_or_none
 
@@ -17,7 +19,7 @@ LARGEST = 32 << 20
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
 _HIDDEN = frozenset({"step", "wall_time", "epoch", "ms"})
 _MOST_NAMES = 24
-_BLOCK = 20
+_LINES = ("text", "jsonl", "csv")
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -40,11 +42,12 @@ class ForeignLog:
     def __init__(self, path: Path, *, last_bytes: int = LARGEST) -> None:
         self._lock = threading.Lock()
         self.run = open_run(path, last_bytes=last_bytes)
+        self._only_end = self.run.kind in _LINES and stamp(path)[0] > last_bytes
 
     @property
     def is_training(self) -> bool:
-        """Whether it has a loss. A file of data or of words has none, and is no run."""
-        return self.run.main.get("loss") is not None
+        """Whether it has a loss, or a gradient norm. A file of data or of words has none, and is no run."""
+        return any(self.run.main.get(name) is not None for name in ("loss", "grad_norm"))
 
     def refresh(self) -> None:
         """Read what was appended."""
@@ -65,13 +68,12 @@ class ForeignLog:
         usual = float(np.nanmedian(step_ms.value[-200:])) / 1000
         return usual * max(1.0, float(np.median(steps)) if len(steps) else 1.0)
 
-    @property
-    def best(self) -> float | None:
-        """The smallest middle loss of a stretch; `None` without enough of it."""
-        loss = self.run.main.get("loss")
-        values = np.empty(0) if loss is None else loss.value[np.isfinite(loss.value)]
-        blocks = [float(np.median(values[i : i + _BLOCK])) for i in range(0, len(values) - _BLOCK + 1, _BLOCK)]
-        return min(blocks, default=None)
+    def verdict(self) -> tuple[str, str]:
+        """The verdict of `nantrap check` on what was read, in a word, and its first reason."""
+        found = judge(self.run)
+        why = (finding for finding in found.findings if finding.outcome == found.outcome)
+        reason = next((visible(finding.summary) for finding in why), "")
+        return found.word, f"in the end of the log: {reason}" if self._only_end else reason
 
     def rows(self, *, most: int = 2000, after: int | None = None) -> list[JournalRow]:
         """The last steps, or those after a step."""

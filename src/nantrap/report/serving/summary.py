@@ -35,11 +35,13 @@ _TAIL_BYTES = 96 * 1024
 ORDER = (
     "stopped",
     "dead",
+    "sick",
     "diverging",
     "stalled",
     "skipping",
     "recovering",
     "incidents",
+    "doubtful",
     "unknown",
     "healthy",
     "finished",
@@ -47,7 +49,8 @@ ORDER = (
 """The states, those that need attention first."""
 
 _SIGNS = {
-    "stopped": ("bad", "✖"), "dead": ("bad", "✖"), "diverging": ("bad", "✖"), "stalled": ("warn", "?"),
+    "stopped": ("bad", "✖"), "dead": ("bad", "✖"), "sick": ("bad", "✖"), "diverging": ("bad", "✖"),
+    "stalled": ("warn", "?"), "doubtful": ("warn", "▲"),
     "skipping": ("warn", "▲"), "recovering": ("warn", "↶"), "incidents": ("warn", "▲"), "unknown": ("muted", "?"),
     "healthy": ("ok", "✓"), "finished": ("muted", "■"),
 }  # fmt: skip
@@ -73,7 +76,8 @@ class RecentSteps:
         ended: whether the run recorded its end.
         error: the class of the exception that ended it; empty if none did.
         best: the smallest middle loss of an earlier stretch, where known.
-        foreign: whether it is a log of another tool, which says nothing of its process.
+        verdict: of a log of another tool, which says nothing of its process: the verdict of `nantrap check` in a word
+            and its first reason; `None` for a run of nantrap.
     """
 
     losses: Sequence[float]
@@ -88,7 +92,7 @@ class RecentSteps:
     ended: bool = False
     error: str = ""
     best: float | None = None
-    foreign: bool = False
+    verdict: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,12 @@ def state_of(recent: RecentSteps) -> RunState:
     patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
     if recent.error:
         return RunState("dead", f"ended by {recent.error}")
+    if recent.verdict is not None and recent.verdict[0] == "sick":
+        return RunState(*recent.verdict)
     if done or recent.ended:
         return RunState("finished", "all steps are done" if done else "the run has ended")
-    if recent.foreign:
-        return _foreign(recent)
+    if recent.verdict is not None:
+        return _foreign(recent, *recent.verdict)
     if recent.age > patience:
         if recent.alive is False:
             return RunState("dead", "its process is gone and it did not record its end")
@@ -137,13 +143,12 @@ def state_of(recent: RecentSteps) -> RunState:
     return _running(recent)
 
 
-def _foreign(recent: RecentSteps) -> RunState:
+def _foreign(recent: RecentSteps, word: str, reason: str) -> RunState:
     """A log says nothing when its run ends: after a day without a line, nothing is known."""
-    running = _running(recent)
     usual = recent.milliseconds / 1000
     patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual) if usual else _QUIET_SECONDS
-    if running.tone == "bad" or recent.age <= patience:
-        return running
+    if recent.age <= patience:
+        return RunState(word, reason)
     if recent.age < _FORGOTTEN_SECONDS:
         return RunState("stalled", f"no new line for {duration(recent.age)}")
     return RunState("unknown", f"no new line for {duration(recent.age)}; a log does not say whether its run has ended")
@@ -154,10 +159,7 @@ def _running(recent: RecentSteps) -> RunState:
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
     if applied and bad:
-        one = bad == 1
-        foreign = "losses is" if one else "losses are"
-        own = "applied steps has a loss that is" if one else "applied steps have a loss that is"
-        said = foreign if recent.foreign else own
+        said = "applied steps has a loss that is" if bad == 1 else "applied steps have a loss that is"
         return RunState("diverging", f"{bad} of the last {len(applied)} {said} not finite")
     if recent.best is not None and len(applied) >= 20 and recent.best > 0:
         now = median(applied[-20:])
@@ -170,8 +172,6 @@ def _running(recent: RecentSteps) -> RunState:
         return RunState("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
         return RunState("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
-    if recent.foreign:
-        return RunState("healthy", "the recent losses are finite")
     return RunState("healthy", "no recent incident" if recent.incidents else "no incident")
 
 
@@ -305,17 +305,16 @@ def summary_of_log(ident: str, path: Path, root: Path, *, modified: float) -> Su
         return None
     if not log.is_training:
         return None
-    rows = [row for row in log.rows(most=600) if "loss" in row.numbers]
-    losses = [row.numbers["loss"] for row in rows[-RECENT:]]
+    rows = log.rows(most=600)
+    losses = [row.numbers["loss"] for row in rows if "loss" in row.numbers][-RECENT:]
     judged = RecentSteps(
         losses=losses,
-        actions=["apply"] * len(losses),
+        actions=["apply"] * len(rows[-RECENT:]),
         milliseconds=1000 * log.seconds_between_lines,
         steps=rows[-1].step if rows else 0,
         total=log.run.total_steps,
         ended=log.run.is_over,
-        best=log.best,
-        foreign=True,
+        verdict=log.verdict(),
     )
     return replace(_summary(ident, path, root, rows, judged, modified), kind=log.run.kind)
 

@@ -1,0 +1,90 @@
+"""What the logs of other trainers say of themselves: steps that were left out, and how the run ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from nantrap.health.findings import HealthFinding
+from nantrap.health.window import LogWindow
+from nantrap.health.words import share
+from nantrap.incident.wording import counted
+from nantrap.record import Column, LogNote
+from nantrap.record.columns import Floats
+from nantrap.record.series import normal_form
+
+_TRACEBACK = re.compile(r"(?:^|[\]:|] ?)Traceback \(most recent call last\)")
+_IGNORED = re.compile(r"Exception ignored (?:in|on)\b")
+_KILLED = re.compile(
+    r"^(?:Killed|Aborted|Segmentation fault|Terminated)\b|oom[-_ ]?kill|out of memory: kill|CANCELLED|\bdied with\b|"
+    r"exited with exit code [1-9-]"
+)
+_ERROR = re.compile(r"(?:^|[\]:|] ?)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning)(?::.*)?)$")
+_SEARCH = 25
+"""A GradScaler that begins too high leaves out about this many steps until it has found its scale."""
+
+
+def left_out_steps(window: LogWindow) -> Iterator[HealthFinding]:
+    """How many steps did the trainer itself leave out, by its own counters?"""
+    for name, words in (("skipped", "skipped"), ("nan_steps", "NaN")):
+        column = window.column(name)
+        if column is not None and len(column) and window.run.kind != "nantrap":
+            yield _left_out(column, words)
+
+
+def _left_out(column: Column, words: str) -> HealthFinding:
+    """How many steps a counter of the log says were left out, in all and in its last third."""
+    new, steps = _per_row(column), np.diff(column.step)
+    usual = float(np.median(steps)) if len(steps) else 1.0
+    steps = np.maximum(np.append(usual, steps), np.maximum(new, 1))  # for each row, those since the row before
+    amount, total = int(new.sum()), int(steps.sum())
+    tail = slice(-max(3, len(new) // 3), None)
+    late = float(new[tail].sum() / steps[tail].sum())
+    data = {"column": column.name, "left_out": amount, "steps": total, "share_at_end": round(late, 4)}
+    said = f"the log counts {share(amount, total)} steps as {words}"
+    if late > 0.1 or amount > 0.5 * total:
+        told = f"{said}; in the last third of the log {100 * late:.3g}%"
+        return HealthFinding("skipped", "error", told, data=data, fix="these steps did not change the weights")
+    return HealthFinding("skipped", "warning" if amount > max(_SEARCH, 0.01 * total) else "ok", said, data=data)
+
+
+def _per_row(column: Column) -> Floats:
+    """How many steps each row adds. Megatron counts since its last line, most others since the start."""
+    values = np.nan_to_num(column.value)
+    since_last_line = normal_form(column.name).startswith("number_of") or (np.diff(values) < 0).any()
+    return values if since_last_line else np.diff(values, prepend=0.0)
+
+
+def end_of_run(window: LogWindow) -> Iterator[HealthFinding]:
+    """Do the last lines of a text log say that an error ended the run?"""
+    notes, rows = window.run.notes, len(window.series)
+    last = [note for note in notes if note.row >= rows - 2]  # the error may be followed by the values that it prints
+    said = _fatal(last)
+    if said:
+        interrupted = said.startswith("KeyboardInterrupt")
+        words = "the run was interrupted (KeyboardInterrupt)" if interrupted else f"the log ends with {said[:160]}"
+        yield HealthFinding("ended", "warning" if interrupted else "error", words, data={"error": said})
+    told = {note.line for note in last} if said else set()
+    within = np.flatnonzero(window.rows)
+    others = [n for n in notes if len(within) and within[0] <= n.row <= within[-1] + 1 and n.line not in told]
+    if others:
+        words = f"{counted(len(others), 'line')} about NaN or an error; line {others[0].line:,}: {others[0].text[:120]}"
+        yield HealthFinding("log_lines", "warning", words, data={"lines": len(others), "first": others[0].line})
+
+
+def _fatal(notes: list[LogNote]) -> str:
+    """The error of the last traceback among these lines, or what killed the process; empty if nothing did."""
+    found, begun, ignored = "", False, False
+    for note in notes:
+        if _IGNORED.search(note.text):
+            ignored = True
+        elif _TRACEBACK.search(note.text):
+            begun, ignored = not ignored, False
+            found = "a traceback" if begun else found
+        elif begun and (error := _ERROR.search(note.text)):
+            found, begun = error[1], False
+        elif _KILLED.search(note.text):
+            found = note.text
+    return found

@@ -1,0 +1,86 @@
+"""Logs in the styles of public trainers: a sick run is never called healthy, a healthy one never sick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from health.printed_logs import DOUBTFUL, HEALTHY, SICK
+from nantrap import health, record
+
+
+def judged(folder: Path, name: str, text: str) -> health.HealthVerdict:
+    path = folder / name
+    path.write_text(text, encoding="utf-8", newline="")
+    return health.judge(record.open_run(path))
+
+
+def said(verdict: health.HealthVerdict) -> str:
+    return "\n".join(f"{found.outcome} {found.check}: {found.summary}" for found in verdict.findings)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *HEALTHY[name])
+    assert verdict.word == "healthy", said(verdict)
+    assert verdict.steps >= 100
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_doubtful(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *DOUBTFUL[name])
+    assert verdict.word == "doubtful", said(verdict)
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_sick(tmp_path: Path, name: str) -> None:
+    file, text, check = SICK[name]
+    verdict = judged(tmp_path, file, text)
+    assert verdict.word == "sick", said(verdict)
+    assert check in [found.check for found in verdict.findings if found.outcome == "fail"], said(verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("transformers_zero_loss", "the gradient norm is NaN since step 100 (20 values), and the loss is exactly 0"),
+        ("megatron_norm_nan", "the gradient norm is NaN since step 910 (30 values)"),
+        ("torchtune_norm_inf", "the gradient norm is Inf since step 1,010 (20 values)"),
+        ("espnet_half_of_the_norms", "60 of 120 (50%) gradient norms not finite"),
+        ("last_line", "the last loss (step 119) is NaN"),
+        ("megatron_loss_not_printed", "the log has no loss since step 810, though it continues"),
+        ("ended_on_a_rank", "the log ends with RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("killed", "the log ends with Killed"),
+        (
+            "deepspeed_all_skipped",
+            "the log counts 590 of 1,200 (49.2%) steps as skipped; in the last third of the log 100%",
+        ),
+        (
+            "megatron_nan_iterations",
+            "the log counts 590 of 1,200 (49.2%) steps as NaN; in the last third of the log 100%",
+        ),
+    ],
+)
+def test_what_is_said(tmp_path: Path, name: str, words: str) -> None:
+    file, text, _ = SICK[name]
+    assert words in [found.summary for found in judged(tmp_path, file, text).findings if found.outcome == "fail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trl_grpo", "the loss is that of a policy (rewards/accuracy_reward/mean), made anew for each rollout"),
+        ("verl", "the loss is that of a policy (actor/pg_loss), made anew for each rollout"),
+    ],
+)
+def test_the_course_of_a_surrogate_loss_is_not_judged(tmp_path: Path, name: str, words: str) -> None:
+    (found,) = (found for found in judged(tmp_path, *HEALTHY[name]).findings if found.check == "loss_falls")
+    assert found.summary.startswith(words)
+    assert found.summary.endswith("which is not judged")
+
+
+def test_a_preference_loss_is_judged(tmp_path: Path) -> None:
+    """DPO has rewards too, and its loss should fall."""
+    (found,) = (found for found in judged(tmp_path, *HEALTHY["trl_dpo"]).findings if found.check == "loss_falls")
+    assert found.summary.startswith("the loss falls from 0.7")
