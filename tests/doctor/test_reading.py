@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nantrap.doctor.examine import examine
-from nantrap.doctor.report import DoctorReport
+from nantrap.doctor.report import DoctorReport, as_github, as_lines, places_of
 from nantrap.errors import UsageError
 
 
@@ -189,12 +189,31 @@ def test_marks_that_others_leave_in_shared_nodes_are_not_followed(folder: Path) 
     assert [each.place.line for each in report.findings] == [4]
 
 
-@pytest.mark.parametrize(("experiments", "expected"), [(2, 2), (20, 0)])
+@pytest.mark.parametrize(("experiments", "expected"), [(2, ["error"]), (6, ["warning"]), (20, [])])
 def test_one_deepspeed_file_beside_many_experiments_contradicts_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiments: int, expected: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiments: int, expected: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
     for number in range(experiments):
         (tmp_path / f"run{number}.yaml").write_text("learning_rate: 1e-5\nfp16: true\nuse_deepspeed: true\n")
-    assert [each.code for each in examine(["."]).findings].count("NT801") == expected
+    found = [each for each in examine(["."]).findings if each.code == "NT801"]
+    assert [each.severity for each in found] == expected
+    assert [len(places_of(each)) for each in found] == [experiments] * len(found)
+
+
+def test_what_is_said_of_several_places_is_one_finding_with_its_places(folder: Path) -> None:
+    text = "import torch\ndef mix(a, b):\n    return torch.einsum('bii,bij->bij', a, b)\n"
+    report = report_on(folder, a__py=text, b__py=text.replace("def", "\n# below\ndef"), c__py="import torch\n")
+    (finding,) = report.findings
+    assert [(place.file, place.line) for place in places_of(finding)] == [("a.py", 3), ("b.py", 5)]
+    (value,) = report.to_dict()["findings"]
+    assert value["places"] == [{"file": "a.py", "line": 3}, {"file": "b.py", "line": 5}]
+    assert as_github(report).count("::error file=") == 2
+    assert ("  also at ", ("b.py:5", "dim")) in list(as_lines(report))
+
+
+def test_another_sentence_is_another_finding(folder: Path) -> None:
+    text = "import torch\ndef mix(a, b):\n    return torch.einsum('bii,bij->bij', a, b)\n"
+    report = report_on(folder, a__py=text, b__py=text.replace("ii", "kk"))
+    assert [len(places_of(each)) for each in report.findings] == [1, 1]

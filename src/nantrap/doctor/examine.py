@@ -9,6 +9,7 @@ import gc
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
@@ -131,7 +132,8 @@ def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorRep
             notes.append(LeftOut(text.file, f"cannot be read: {type(error).__name__}: {error}"))
     _add_trees(trees, texts, repository, names, notes)
     lines = {file: text.text.splitlines() for file, text in texts.items() if "nantrap:" in text.text}
-    findings = [each for each in _deduplicated(_run(repository)) if not ignored(each, lines.get(each.place.file, ()))]
+    seen = [each for each in _deduplicated(_run(repository)) if not ignored(each, lines.get(each.place.file, ()))]
+    findings = _joined(seen)
     status, facts = status_of(repository.sources)
     return (
         DoctorReport(tuple(texts), status, tuple(facts), tuple(alignment_of(findings)), tuple(findings), tuple(notes)),
@@ -217,6 +219,17 @@ def _deduplicated(findings: Iterable[Problem]) -> list[Problem]:
         if key not in best or SEVERITIES.index(finding.severity) < SEVERITIES.index(best[key].severity):
             best[key] = finding
     return sorted(best.values(), key=lambda each: (each.place.file, each.place.line, each.code))
+
+
+def _joined(findings: Iterable[Problem]) -> list[Problem]:
+    """One finding for those that say the same of several places: the first one, with the places of the others."""
+    alike: dict[tuple[str, ...], list[Problem]] = {}
+    for each in findings:
+        alike.setdefault((each.code, each.severity, each.message, each.fix), []).append(each)
+    return [
+        replace(first, data={**first.data, "places": tuple(each.place for each in others)}) if others else first
+        for first, *others in alike.values()
+    ]
 
 
 def ignored(finding: Problem, lines: Sequence[str]) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from nantrap.incident.wording import counted, visible
 from nantrap.pages import check_pages
-from nantrap.problems import Problem, Severity
+from nantrap.problems import Problem, ProblemPlace, Severity
 from nantrap.problems.github import annotation
 from nantrap.problems.json_values import json_value
 from nantrap.problems.problem import SEVERITIES
@@ -43,6 +43,7 @@ _ROWS: Final = (
 )
 _SHOWN_FILES: Final = 6
 _SHOWN_NOTES: Final = 20
+_SHOWN_PLACES: Final = 4
 """In a terminal; --json has all."""
 
 
@@ -67,7 +68,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """Everything that one examination found. The `title` of a finding is the slug of its check."""
+    """Everything that one examination found.
+
+    The `title` of a finding is the slug of its check; `data["places"]` are further places of which the same is said.
+    """
 
     files_read: tuple[str, ...] = ()
     status: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -97,6 +101,11 @@ class DoctorReport:
         }
 
 
+def places_of(finding: Problem) -> tuple[ProblemPlace, ...]:
+    """Every place of a finding, the first one first."""
+    return (finding.place, *finding.data.get("places", ()))
+
+
 def as_sarif(report: DoctorReport) -> str:
     """SARIF 2.1.0, for code scanning."""
     used = {finding.code for finding in report.findings}
@@ -111,13 +120,18 @@ def as_sarif(report: DoctorReport) -> str:
         for page in check_pages()
         if page.code in used
     ]
-    document = sarif_document(report.findings, tool="nantrap doctor", rules=rules)
+    document = sarif_document(list(_each_place(report)), tool="nantrap doctor", rules=rules)
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def as_github(report: DoctorReport) -> str:
-    """One workflow command for each finding: an annotation at the line."""
-    return "\n".join(map(annotation, report.findings))
+    """One workflow command for each place of a finding: an annotation at the line."""
+    return "\n".join(map(annotation, _each_place(report)))
+
+
+def _each_place(report: DoctorReport) -> Iterator[Problem]:
+    """The findings, each once for every place: code scanning shows them at their lines."""
+    return (replace(finding, place=place) for finding in report.findings for place in places_of(finding))
 
 
 def as_lines(report: DoctorReport) -> Iterator[Line]:
@@ -130,6 +144,7 @@ def as_lines(report: DoctorReport) -> Iterator[Line]:
         report.findings, key=lambda each: (SEVERITIES.index(each.severity), each.place.file, each.place.line)
     ):
         yield from source_problem(finding, RISK_OF[finding.severity], _source_line(finding, texts))
+        yield from _further(finding)
     for note in report.notes[:_SHOWN_NOTES]:
         where = f"{note.file}:{note.line}" if note.line else note.file
         yield ("note", "dim"), f": {visible(where)}: {visible(note.message)}"
@@ -139,7 +154,11 @@ def as_lines(report: DoctorReport) -> Iterator[Line]:
 
 
 def _finding_values(finding: Problem) -> dict[str, Any]:
-    """The finding as `--json` prints it. `value` is what was read there, as the file has it."""
+    """The finding as `--json` prints it. `value` is what was read there, as the file has it.
+
+    `places` is there if the same is said of several places, and has all of them.
+    """
+    places = places_of(finding)
     return {
         "code": finding.code,
         "slug": finding.title,
@@ -149,7 +168,7 @@ def _finding_values(finding: Problem) -> dict[str, Any]:
         "value": json_value(finding.data["value"]),
         "message": finding.message,
         "fix": finding.fix,
-    }
+    } | ({"places": [{"file": each.file, "line": each.line} for each in places]} if len(places) > 1 else {})
 
 
 def _status(report: DoctorReport) -> Iterator[Line]:
@@ -175,6 +194,15 @@ def _alignment(report: DoctorReport) -> Iterator[Line]:
         yield "  ", ("not aligned", "bold red"), f": {counted(len(report.alignment), 'contradiction')}, see below"
     elif len(named) > 1:
         yield "  ", ("aligned", "bold green"), ": no two files contradict each other"
+
+
+def _further(finding: Problem) -> Iterator[Line]:
+    """The other places of a finding, a few of them."""
+    others = [f"{visible(each.file)}:{each.line}" for each in places_of(finding)[1:]]
+    for where in others[:_SHOWN_PLACES]:
+        yield "  also at ", (where, "dim")
+    if len(others) > _SHOWN_PLACES:
+        yield (f"  and at {counted(len(others) - _SHOWN_PLACES, 'more place')} (--json lists all)",)
 
 
 def _source_line(finding: Problem, texts: dict[str, list[str]]) -> str:

@@ -75,6 +75,8 @@ _LIGHTNING: Final = frozenset(
 )
 _MANY: Final = 4
 """More configurations than this in one folder are a collection to choose from."""
+_FEW: Final = 3
+"""More files of one kind than this are experiments, of which one may be run with a launcher of its own."""
 _Value = TypeVar("_Value")
 
 
@@ -134,6 +136,19 @@ class Repository:
         if not found or len({value for value, _ in found}) != 1:
             return None
         return found[0]
+
+    def runs_with(self, source: SettingSource, role: SourceRole) -> bool:
+        """Whether it is plain which launcher or DeepSpeed file a source runs with.
+
+        One names the other or a line launches it, or there is only one of the role and few sources to run with it.
+        """
+        candidates = [other for other in self.by_role(role) if other is not source]
+        if self._named(source) or any(other.kind == "shell" and _launches(other, source) for other in candidates):
+            return True
+        if any(_is_file(source.file, name) for each in candidates for name in each.references):
+            return True
+        alike = {each.file for each in self.by_role(source.role) if each.kind == source.kind}
+        return len({each.file for each in candidates}) == 1 and len(alike) <= _FEW
 
     def configured(self, file: str, key: str) -> tuple[Any, Setting] | None:
         """The value of a key in the trainer settings near a file, if they all agree."""

@@ -17,7 +17,7 @@ from nantrap.doctor.checks.half_weights import SMALL_RATE
 from nantrap.doctor.checks.probabilities import lowest_temperature
 from nantrap.doctor.configuration.precision import weights
 from nantrap.doctor.configuration.setting import Setting, SettingSource, Span, number, role_of, whole
-from nantrap.doctor.report import DoctorReport
+from nantrap.doctor.report import DoctorReport, places_of
 from nantrap.doctor.repository import Repository
 from nantrap.errors import UsageError
 from nantrap.record.durable import put_in_place, written_beside
@@ -36,10 +36,10 @@ _LEAST_TEMPERATURE: Final = {
 
 def edits_for(report: DoctorReport, repository: Repository, *, level: str | None) -> list[Edit]:
     """The edits of a level; without a level, only those that fix findings."""
-    at = {(finding.place.file, finding.place.line, finding.code) for finding in report.findings}
     codes: dict[tuple[str, int], set[str]] = {}
-    for file, line, code in at:
-        codes.setdefault((file, line), set()).add(code)
+    for finding in report.findings:
+        for place in places_of(finding):
+            codes.setdefault((place.file, place.line), set()).add(finding.code)
     edits: dict[tuple[str, int], Edit] = {}
     for source in repository.sources:
         for setting in source.settings:

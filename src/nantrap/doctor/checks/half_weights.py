@@ -67,7 +67,7 @@ class Halved:
 def eps_below_dtype(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The optimizer's eps is zero in the precision of the weights."""
     asked = weights(source)
-    if asked is None or asked.dtype != "float16":
+    if asked is None or asked.dtype != "float16" or exempt(source, repository):
         return
     for each in source.all("eps"):
         eps = number(each.value)

@@ -417,11 +417,10 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
         if isinstance(func, ast.Attribute) and func.attr == "zero_" and is_loss(func.value):
             yield _zero_loss(statement.lineno, ast.unparse(func.value))
     elif isinstance(statement, ast.Return) and statement.value is not None:
-        about_loss = any(
-            is_loss(each) for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))
-        )
-        if about_loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
-            yield _zero_loss(statement.lineno, ast.unparse(statement.value)[:60])
+        tested = [each for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))]
+        loss = next((ast.unparse(each) for each in tested if is_loss(each)), "")
+        if loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
+            yield _zero_loss(statement.lineno, loss)
     elif isinstance(statement, (ast.With, ast.For)):
         for inner in statement.body:
             yield from _zeroed_loss(module, inner, function, condition)

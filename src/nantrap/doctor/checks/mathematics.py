@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.report import Risk
+from nantrap.doctor.configuration.setting import UNKNOWN
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.domains import leaves_domain
 from nantrap.doctor.source.expressions import (
@@ -46,6 +46,10 @@ _ASIDE: Final = frozenset(
 )
 _UNGUIDED: Final = re.compile(r"sampl|generat|decode|beam|quanti|infer|predict|metric|eval")
 _COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
+_WITHOUT_GRADIENT: Final = re.compile(
+    r"^(detach|long|int|bool|item|arg(max|min)|arange|linspace|(as_)?tensor|from_numpy|(zeros|ones|full|randn?)(_like)?|"
+    r"randint|one_hot|numel|size|len|bincount|is(nan|finite|inf)|[gl][te]|eq|ne|logical_\w+|any|all|floor|ceil|round|sign)$"
+)
 _ONE_PER_SAMPLE: Final = re.compile(
     r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
 )
@@ -80,7 +84,11 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
 
 @source_check("where_guards_domain")
 def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """torch.where chooses the good value, but the bad one still gives a NaN gradient."""
+    """torch.where chooses the good value, but the bad one still gives a NaN gradient.
+
+    High where the condition tests all that the argument depends on, and the function is part of a forward pass or a
+    loss, directly or through its callers in other files.
+    """
     for call, place in module.sites("where"):
         found = operation(module, call)
         if found is None or found.name != "where":
@@ -96,10 +104,10 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
         if _UNGUIDED.search(place.function.name.lower()):
             continue
         for side, chosen in zip(sides, (True, False), strict=True):
-            risky, risk = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
+            risky, depends = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
             if risky is not None:
                 yield Sighting(
-                    risk,
+                    "high" if not depends and _is_trained(module, place.function, repository) else "medium",
                     call.lineno,
                     ast.unparse(side)[:80],
                     f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN",
@@ -299,18 +307,30 @@ def _is_setting(node: ast.expr, function: Function) -> bool:
     return value is not None and dotted(value).startswith("self.")
 
 
+def _is_trained(module: Module, function: Function, repository: Repository) -> bool:
+    """Whether a function is part of a forward pass or a loss, here or where other files call it.
+
+    A function is taken to be, if its file was read alone.
+    """
+    if in_model(module, function):
+        return True
+    others = [each for each in repository.modules if each is not module and not each.is_test]
+    callers = [(each, place) for each in others for _, place in each.calls.get(function.name, ()) if not place.silent]
+    return not others or any(in_model(each, place.function) for each, place in callers)
+
+
 def _risky(
     module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr, *, chosen: bool
-) -> tuple[ast.expr | None, Risk]:
+) -> tuple[ast.expr | None, bool]:
     """The logarithm, root or division inside a branch whose argument nothing protects.
 
-    The risk is medium where the argument also depends on what the condition does not test.
+    The second value says whether the argument also depends on what the condition does not test.
     """
     guarded = _tested_names(condition)
     own = dotted(side)
     if own:
         if own.lower() in guarded:
-            return None, "medium"  # the condition tests the result
+            return None, True  # the condition tests the result
         side = _followed(side, function, line, 2)
     name = dotted(condition)
     definition = function.latest(name, line) if name else None
@@ -328,6 +348,8 @@ def _risky(
             argument = each.right
         if argument is None or not isinstance(each, ast.expr) or _safe(module, argument, function, line):
             continue
+        if not _learns(module, each, function, line):
+            continue
         if isinstance(each, ast.BinOp) and "sin" in names_in(each.left):
             continue  # the sinc of a fixed filter
         if (opaque and not own) or guarded & names_in(argument):
@@ -336,8 +358,8 @@ def _risky(
             leaves = leaves_domain(module, function, kind, argument, test, chosen=chosen)
             if leaves is not False:
                 others = {name for name in names_in(argument) - guarded if name in _tensor_names(function)}
-                return each, "medium" if others and not opaque else "high"
-    return None, "medium"
+                return each, bool(others) and not opaque
+    return None, True
 
 
 def _tested_names(condition: ast.expr) -> set[str]:
@@ -399,6 +421,28 @@ def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool
             return True
         return _safe(module, inner, function, line) if not dotted(inner) else False
     return is_operation(module, node, "where", "clamp", "softplus", "exp", "maximum", "cosh") is not None
+
+
+def _learns(module: Module, node: ast.AST, function: Function, line: int, depth: int = 0) -> bool:
+    """Whether a gradient may flow through an expression: not through comparisons, whole numbers and given data."""
+    if isinstance(node, (ast.Constant, ast.Compare)) or module.value(node, function) is not UNKNOWN:
+        return False
+    if isinstance(node, ast.Call):
+        found = operation(module, node)
+        if found is None or _WITHOUT_GRADIENT.match(name_of(node.func)):
+            return False
+        return any(_learns(module, each, function, line, depth) for each in (found.operand, *found.arguments) if each)
+    name = dotted(node)
+    if name:
+        value = function.latest(name, line) if depth < 4 else None
+        return value is None or _learns(module, value, function, getattr(value, "lineno", line), depth + 1)
+    if isinstance(node, ast.Subscript):
+        return _learns(module, node.value, function, line, depth)
+    return any(
+        _learns(module, each, function, line, depth)
+        for each in ast.iter_child_nodes(node)
+        if isinstance(each, ast.expr)
+    )
 
 
 def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.expr]) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.precision import Asked, computation, half_flags, precision, says_no
-from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, number, switch
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceRole, number, switch
 from nantrap.doctor.repository import Repository, possible_values
 from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_of
 from nantrap.doctor.source.flow import LoopFlow, flow_of, follows
@@ -37,7 +37,10 @@ _SCALER: Final = re.compile(
 
 @configuration_check("precision_mismatch")
 def precision_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
-    """The trainer, the launcher and DeepSpeed name different dtypes."""
+    """The trainer, the launcher and DeepSpeed name different dtypes.
+
+    High where it is plain that they are run together (`Repository.runs_with`), else medium.
+    """
     if source.role == "launcher":
         pairs = repository.partners(source, "deepspeed")
     elif source.role in ("trainer", "code"):
@@ -48,6 +51,7 @@ def precision_mismatch(source: SettingSource, repository: Repository) -> Iterato
     if mine is None or (source.kind == "argparse" and _overridden(source, repository)):
         return
     many = sum(each.kind == source.kind for each in repository.by_role("trainer")) > _MANY and not source.references
+    role: SourceRole
     for role in ("launcher", "deepspeed"):
         if many and source.kind in ("yaml", "json", "toml"):
             return  # one of many experiments: which launcher it is run with is not known
@@ -56,7 +60,7 @@ def precision_mismatch(source: SettingSource, repository: Repository) -> Iterato
             there = theirs[1]
             yield Sighting.at(
                 mine[1],
-                "high",
+                "high" if repository.runs_with(source, role) else "medium",
                 f"{_ROLES[source.role]} asks for {_SHORT[mine[0]]} ({mine[1].name}), {_ROLES[role]} for "
                 f"{_SHORT[theirs[0]]} ({there.name} at {there.file}:{there.line})",
                 f"name {_SHORT[theirs[0]]} in both, or leave one of them out",
@@ -155,8 +159,9 @@ def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator
     beside = (
         f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
     )
+    certain = bf16 and repository.runs_with(source, "launcher")
     yield Sighting(
-        "high" if bf16 else "medium" if named else "low",
+        "high" if certain else "medium" if named or bf16 else "low",
         asked.setting.line,
         True,
         f"{asked.setting.name} is on and no dtype is named: torch.autocast on CUDA takes float16, "
@@ -180,7 +185,7 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
         bf16 = theirs is not None and theirs[0] == "bfloat16"
         yield Sighting(
-            "high" if bf16 else "medium",
+            "high" if bf16 and repository.runs_with(here, "launcher") else "medium",
             call.lineno,
             ast.unparse(call),
             "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
@@ -255,7 +260,7 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sigh
         names = {"bf16": "bfloat16", "fp16": "float16"}
         if any(says_no(each) for each in choices) and not any(names.get(str(each)) == theirs[0] for each in choices):
             yield Sighting(
-                "high",
+                "high" if repository.runs_with(here, "launcher") else "medium",
                 call.lineno,
                 ast.unparse(given),
                 f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher '
@@ -327,7 +332,7 @@ def overridden_by_no(source: SettingSource, setting: Setting, repository: Reposi
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
     if theirs is not None and theirs[0] in ("float16", "bfloat16"):
         yield Sighting(
-            "high",
+            "high" if repository.runs_with(source, "launcher") else "medium",
             setting.line,
             "no",
             f'mixed_precision="no" overrides the launcher, which asks for {_SHORT[theirs[0]]} '

@@ -62,6 +62,7 @@ _NO_FORWARD_BEGINNINGS: Final = (
 )
 _NO_GRADIENT: Final = re.compile(r"variance|gumbel|noise|uniform|register_buffer|quant")
 _SAMPLING: Final = re.compile(r"sampl|generat|decode|quanti")
+_PROCESSES: Final = re.compile(r"Distributed|\bDDP\b|Accelerator\b|FSDP|deepspeed|Fabric")
 _TINY_EPS: Final = 1e-16
 _Epsilon = tuple[ast.expr, Function, str]
 """Its expression, the function it is in, and its role: `divisor`, `clamp`, `log` or `argument`."""
@@ -69,8 +70,11 @@ _Epsilon = tuple[ast.expr, Function, str]
 
 @source_check("ddp_bypassed")
 def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """The loss is computed by model.module, which bypasses DistributedDataParallel."""
-    if ".module" not in module.text:
+    """The loss is computed by model.module, which bypasses DistributedDataParallel.
+
+    Silent where the project wraps models in nn.DataParallel alone: one process has no gradients to average.
+    """
+    if ".module" not in module.text or _wraps_in_threads(repository):
         return
     for leaf, sites in list(module.calls.items()):
         if (leaf in _NO_FORWARD or leaf.startswith(_NO_FORWARD_BEGINNINGS)) and "loss" not in leaf:
@@ -125,6 +129,15 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Sig
     for call in found:
         words = "anomaly detection is always on: training is several times slower"
         yield Sighting("low", call.lineno, True, words, "remove it")
+
+
+def _wraps_in_threads(repository: Repository) -> bool:
+    """Whether the files use DataParallel and nothing that trains in several processes."""
+    if "in_threads" not in repository.kept:
+        texts = [module.text for module in repository.modules]
+        several = any(_PROCESSES.search(text) for text in texts)
+        repository.kept["in_threads"] = not several and any("DataParallel(" in text for text in texts)
+    return bool(repository.kept["in_threads"])
 
 
 def _through_module(func: ast.AST) -> bool:

@@ -16,6 +16,14 @@ from nantrap.doctor.source.expressions import dotted, name_of
 from nantrap.doctor.source.module import Function, Module
 
 _HIGH: Final = 1e-2
+_NEVER: Final = 0.1
+"""No network as a whole trains with Adam at this rate or above, unless a schedule multiplies it."""
+_TRANSFORMER: Final = re.compile(
+    r"^(block_size|n_head|num_attention_heads|(pretrained_)?model_name_or_path|max_seq_length|context_length)$"
+)
+_LAYERS: Final = frozenset({"Sequential", "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "Embedding"})
+_FACTOR: Final = re.compile(r"noam|inv(erse)?_?sq|rsqrt")
+_SCHEDULES: Final = re.compile(r"LambdaLR|Sched|Noam|Warmup")
 _SHALLOW: Final = {
     "torch_geometric": "graph networks",
     "dgl": "graph networks",
@@ -85,7 +93,11 @@ def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[S
 
 @configuration_check("lr_high")
 def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
-    """The learning rate is far above what Adam can use."""
+    """The learning rate is far above what Adam can use.
+
+    High where nothing of the network was read, or where what was read shows that it is deep (see `_is_too_high`).
+    Small networks train well at 0.01, so elsewhere it is a warning.
+    """
     for each in source.all("lr"):
         rate = number(each.value)
         if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
@@ -96,11 +108,12 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         usual = _usual_for(source, repository)
+        certain = not usual and _is_too_high(source, rate, repository)
         yield Sighting.at(
             each,
-            "medium" if usual else "high",
+            "high" if certain else "medium",
             f"{each.name} is {rate:g} with {name}"
-            + (f": usual for {usual}, too high for a deep network" * bool(usual)),
+            + ("" if certain else f": usual for {usual or 'a small network'}, too high for a deep one"),
             "begin with 1e-4",
         )
 
@@ -181,6 +194,29 @@ def _usual_for(source: SettingSource, repository: Repository) -> str:
     return ""
 
 
+def _is_too_high(source: SettingSource, rate: float, repository: Repository) -> bool:
+    """Whether what was read shows that a learning rate is too high for its network.
+
+    It does so if a Trainer of transformers gets it, if the settings beside it are those of a transformer, if it is 0.1
+    or more and nothing schedules it, or if no network was read at all: then only the rate itself is known.
+    """
+    modules = [module for module in repository.modules if not module.is_test]
+    own = [module.settings for module in modules if module.file == source.file]
+    beside = {each.names[-1] for each in source.settings}.union(*(each.constants | each.defaults for each in own))
+    if source.framework == "hf" or any(map(_TRANSFORMER.match, beside)):
+        return True
+    if not any(_makes_network(module) for module in modules):
+        return True
+    scheduled = any("sched" in name for each in source.settings for name in each.names)
+    return rate >= _NEVER and not scheduled and not any(map(_schedules, modules))
+
+
+def _makes_network(module: Module) -> bool:
+    """Whether a file has a network, or makes one of layers."""
+    bases = [name_of(base) for each in module.classes for base in each.bases]
+    return any(name.endswith("Module") for name in bases) or not _LAYERS.isdisjoint(module.calls)
+
+
 def _is_demonstration(module: Module) -> bool:
     """Whether a file trains nothing with PyTorch: another library, or a demonstration of itself under `__main__`."""
     trains = {"backward", "fit", "train", "main"} & module.calls.keys()
@@ -191,12 +227,12 @@ def _is_demonstration(module: Module) -> bool:
 
 def _schedules(module: Module) -> bool:
     """Whether a file makes a schedule: a learning rate of exactly 1 is then what it multiplies."""
-    return any(re.search(r"LambdaLR|Sched|Noam|Warmup", name) for name in module.calls)
+    return any(_SCHEDULES.search(name) for name in module.calls)
 
 
 def _is_factor(source: SettingSource) -> bool:
     """Whether a schedule multiplies the learning rate by d^-0.5 and the like, so that 1.0 is an ordinary value."""
-    return any(isinstance(each.value, str) and "noam" in each.value.lower() for each in source.settings)
+    return any(isinstance(each.value, str) and _FACTOR.search(each.value.lower()) for each in source.settings)
 
 
 def _functions(
