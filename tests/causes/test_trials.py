@@ -400,3 +400,24 @@ def test_a_call_inside_the_backward_pass_is_replaced_too() -> None:
         assert seen[-1].isfinite().all()
     Root.apply(x).sum().backward()
     assert seen[-1].tolist() == [-math.inf, 0.0]
+
+
+def test_trials_do_not_advance_a_schedule_that_a_hook_of_the_optimizer_steps() -> None:
+    """Updates are made again with other learning rates; the program's hooks after an update see none of them."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 40), nn.SiLU(), nn.Linear(40, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e6, total_steps=12, cycle_momentum=False)
+    made: list[float] = []
+
+    def after_update(*_: object) -> None:
+        made.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+
+    optimizer.register_step_post_hook(after_update)
+    guard = nantrap.Guard(model, optimizer, quiet=True)
+    x, y = torch.randn(32, 6), torch.randn(32, 2)
+    outcomes = [guard.attempt(lambda batch: (model(batch[0]) - batch[1]).square().mean(), (x, y)) for _ in range(8)]
+    incident = next(outcome.incident for outcome in outcomes if outcome.incident is not None)
+    assert any(trial.harness == "steps" and trial.finite for trial in incident.trials)
+    assert len(made) == sum(outcome.applied for outcome in outcomes) == schedule.last_epoch

@@ -22,11 +22,11 @@ from nantrap.finite import any_nonfinite
 from nantrap.incident import Magnitudes
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.replay import fails_alike, forward_and_backward
-from nantrap.locate.torch_private import DispatchMode, is_in_backward
+from nantrap.locate.torch_private import DispatchMode, is_in_backward, without_post_hooks
 from nantrap.locate.trace import Op
 from nantrap.locate.trace.operations import op_name
 from nantrap.locate.trace.storage import extremes, tensors_in
-from nantrap.locate.wrapping import state_tensors
+from nantrap.locate.wrapping import layers_of, state_tensors
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -219,7 +219,7 @@ def drive(
     change = alter or (lambda batch: batch)
     gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
     streams, present = failed.rng.now(), anchors.capture(failed.step)
-    alone = failed.rewound() if average is None else contextlib.nullcontext()
+    alone = failed.rewound() if average is None else without_post_hooks(layers_of(failed.optimizer))
     try:
         with alone:
             older.restore()

@@ -27,6 +27,7 @@ from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
 from nantrap.locate.failure import Part
+from nantrap.locate.replay.fresh_memory import filled_with_nan, filled_with_zeros
 from nantrap.locate.replay.program import cannot_rewind
 from nantrap.locate.replay.replay import fails_alike, replay_step
 from nantrap.locate.replay.samples import fails
@@ -192,6 +193,17 @@ class Laboratory:
         if op is None or (before is not None and (op.name, op.place) == (before.op.name, before.op.place)):
             return None
         return op
+
+    def memory_filled(self, *, zeros: bool) -> Trial:
+        """Memory that the step allocates filled, with zeros or with NaN. What it holds otherwise is chance, so that the
+        step as it was is no control."""
+        what, filled = ("zeros", filled_with_zeros) if zeros else ("NaN", filled_with_nan)
+        return self.run(
+            f"memory:{what}",
+            f"fresh memory filled with {what}",
+            lambda: run_step(self._case, around=filled()),
+            harness="none",
+        )
 
     def in_log_space(self) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""

@@ -60,7 +60,13 @@ class Code(NamedTuple):
 
 CAUSES: Final = (
     # the state before the step
-    Code("NT601", "uninitialised_memory", "high", 115, "a parameter or buffer was never initialised"),
+    Code(
+        "NT601",
+        "uninitialised_memory",
+        "high",
+        115,
+        "a parameter, a buffer or the result of an operator was never written",
+    ),
     Code("NT603", "corrupt_checkpoint", "high", 120, "the weights were non-finite when they were loaded"),
     Code("NT602", "corrupt_optimizer_state", "high", 125, "the optimizer state was bad before the step"),
     Code("NT605", "bn_buffers_poisoned", "high", 305, "a buffer updated in the forward pass holds non-finite values"),

@@ -28,6 +28,8 @@ from nantrap.incident import Phase
 from nantrap.locate.nodes import leaves_below
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
+from nantrap.locate.torch_private import without_post_hooks
+from nantrap.locate.wrapping import layers_of
 from nantrap.record import History
 
 _replays: list[int] = []
@@ -232,7 +234,8 @@ class Failure:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            with self.quiet(), _silently(), _as_found(self.root.modules(), self.parameters.values()):
+            unseen = without_post_hooks(layers_of(self.optimizer))
+            with self.quiet(), _silently(), unseen, _as_found(self.root.modules(), self.parameters.values()):
                 yield
         finally:
             self.restore_buffers()

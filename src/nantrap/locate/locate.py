@@ -20,6 +20,7 @@ from nantrap.locate.batch import may_be_listed_image, tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.location import Location, evidence_location, location_of, owner_of
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
+from nantrap.locate.replay.fresh_memory import unwritten_memory
 from nantrap.locate.replay.program import cannot_rewind
 from nantrap.locate.replay.replay import replay_norm, replay_step, replay_update
 from nantrap.locate.replay.samples import find_samples
@@ -117,6 +118,12 @@ def _from_norm(failed: Failure) -> Location:
 
 def _from_replay(failed: Failure, replay: Replay, seconds: float) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
+    unwritten = unwritten_memory(failed, replay)
+    if unwritten is not None:
+        location = location_of(unwritten, fallback=failed.symptom, batch=failed.batch)
+        findings = tuple(finding for finding in location.findings if finding.kind != "activation")
+        note = "place and operations are those of a run with fresh memory filled with NaN"
+        return replace(location, unwritten=True, findings=findings, notes=(note,))
     changed = _changed_in_place(failed)
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     if replay.origin is None and isinstance(failed.evidence, GraphEvidence):
@@ -144,7 +151,7 @@ def _from_source(failed: Failure, seconds: float) -> tuple[Failure, Location] | 
     probes = read_probes()
     clear_probes()
     replay = replay_step(known)
-    if not (replay.failed and replay.alike and replay.error is None):
+    if not (replay.failed and replay.alike and replay.error is None) and unwritten_memory(known, replay) is None:
         return None
     if not replay.exact:  # gradients of several micro-batches were added up: the values cannot be compared
         replay = replace(replay, exact=None, differences=())

@@ -50,6 +50,8 @@ class Location:
     """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
     replay: Replay | None = None
     witnesses: tuple[Capture, ...] = ()
+    unwritten: bool = False
+    """The operation left memory unwritten that was read. `replay` is a re-run with fresh memory filled with NaN."""
 
     def noting(self, *notes: str) -> Location:
         """The same place with more notes, after those that it has."""

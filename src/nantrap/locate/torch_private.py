@@ -11,12 +11,13 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import (
@@ -262,3 +263,17 @@ def _pushed(mode: TorchFunctionMode) -> Iterator[None]:
 def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """The module's own tables of hooks: before and after its forward pass, and after a state dict was loaded."""
     return module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_post_hooks
+
+
+@contextlib.contextmanager
+def without_post_hooks(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Nothing of the program runs after an update: it may advance a schedule, and nothing would put that back."""
+    own = [getattr(optimizer, "_optimizer_step_post_hooks", {}) for optimizer in optimizers]
+    kept = [(hooks, dict(hooks)) for hooks in (*own, _global_optimizer_post_hooks)]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)

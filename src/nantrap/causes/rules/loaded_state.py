@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import SECOND_MOMENTS, describe, made_so, share, was_computed
+from nantrap.causes.facts import SECOND_MOMENTS, all_finite, describe, listed, made_so, share, was_computed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +21,10 @@ _SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
 
 @rule("uninitialised_memory")
 def uninitialised_memory(case: Case) -> Claim | None:
-    """A parameter or buffer was never initialised."""
+    """Memory was read that nothing had been written to: of a parameter, a buffer, or the result of an operator."""
     capture = case.capture
+    if case.location.unwritten:
+        return _left_unwritten(case)
     if (
         capture is None
         and case.trace is not None
@@ -54,6 +56,44 @@ def uninitialised_memory(case: Case) -> Claim | None:
         help=f"initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of load_state_dict for "
         f"{external.name}",
     )
+
+
+def _left_unwritten(case: Case) -> Claim | None:
+    """An operator or a line of the program allocates memory, does not write all of it, and the step reads it."""
+    bad, good = case.lab.memory_filled(zeros=False), case.lab.memory_filled(zeros=True)
+    if bad.finite is not False or not good.finite:
+        return None
+    name = case.location.op or "an operator"
+    facts = [f"with fresh memory filled with NaN the step is not finite (trial {bad.number})"]
+    if case.output is None:
+        summary = f"the memory that {name} gave was read before all of it was written"
+    else:
+        summary = f"{name} leaves a part of its result unwritten"
+        facts.append(f"in that run {name} gives NaN {_rows(case.output)}{all_finite(case.inputs)}")
+    return Claim(
+        "measured",
+        summary,
+        tuple(facts),
+        trial=good,
+        shows="with fresh memory filled with zeros the same step is finite: what was in the memory decides",
+        remedies=(
+            Remedy("torch.zeros, zeros_like or new_zeros instead of torch.empty, empty_like or new_empty", good),
+        ),
+        help="write every element of the result (check the bounds of the loop or of the grid)",
+        note="with zeros, what was never computed is 0",
+        compares=True,
+    )
+
+
+def _rows(output: Tensor) -> str:
+    """`in rows 28 to 31 of 32`, or how many values."""
+    bad = ~output.detach().isfinite()
+    if bad.dim() < 2 or not bool((bad.flatten(1).all(dim=1) == bad.flatten(1).any(dim=1)).all()):
+        return f"at {share(bad)}"
+    rows = bad.flatten(1).any(dim=1).nonzero().flatten().tolist()
+    together = rows[-1] - rows[0] + 1 == len(rows) > 2
+    shown = f"{rows[0]} to {rows[-1]}" if together else listed(rows)
+    return f"in row{'s' * (len(rows) > 1)} {shown} of {len(bad)}"
 
 
 @rule("corrupt_checkpoint")
