@@ -224,7 +224,7 @@ def _is_stable(case: Case, trial: Trial) -> bool:
 
 @rule("resume_lr_jump")
 def resume_lr_jump(case: Case) -> Claim | None:
-    """Restored state changed the learning rate."""
+    """The learning rate jumped, by a schedule or by state that was restored."""
     jump = rate_jump(case)
     if jump is None:
         return None
