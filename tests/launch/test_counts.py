@@ -430,3 +430,52 @@ def test_an_incident_says_how_many_gradients_its_file_has(tmp_path: Path, capsys
     assert " more in incident.json, which lists 20 gradients at most\n" in many.said
     few = run(body.format(layers=4), tmp_path / "few", capsys)
     assert "more, all in incident.json\n" in few.said
+
+
+_POLICY_GRADIENT = """
+actor, critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), nn.Linear(6, 1)
+optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=1e-2)
+for update in range(200):
+    seen, returns, advantages = torch.randn(16, 6), torch.randn(16), torch.randn(16)
+    with torch.no_grad():
+        choices = torch.distributions.Categorical(logits=actor(seen))
+        taken = choices.sample()
+        before = choices.log_prob(taken)
+    if update % 8 == 0:
+        advantages[3::4] = float("nan")
+    for which in torch.arange(16).split(4):
+        advantage = (advantages[which] - advantages[which].mean()) / (advantages[which].std() + 1e-8)
+        now = torch.distributions.Categorical(logits=actor(seen[which])).log_prob(taken[which])
+        gain = -((now - before[which]).exp() * advantage).mean()
+        loss = gain + (critic(seen[which]).squeeze(-1) - returns[which]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        own["steps"] += 1
+        own["skips"] += update % 8 == 0
+"""
+
+
+def test_many_bad_steps_of_one_cause_are_a_few_lines_and_count_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traced step reads every value. The script tests none of them, so it has skipped nothing itself."""
+    found = run(_POLICY_GRADIENT, tmp_path, capsys, "--max-skips", "8")
+    assert "armed: the next" in found.said
+    assert (found.summary["steps"], found.summary["skipped"]) == (found.own["steps"], found.own["skips"])
+    assert (found.summary["incidents"], found.summary["given_up"]) == (100, 0)
+    assert "the script" not in found.said
+    assert len(found.said.splitlines()) < 80
+    assert len(re.findall(r"^error\[", found.said, re.M)) <= 3
+    assert found.said.count("; further ones of this cause are counted\n") == 1
+    assert "10 incidents with the cause bad_input_data by now; not all are printed\n" in found.said
+    assert "100 incidents with the cause bad_input_data by now; not all are printed\n" in found.said
+
+
+def test_few_bad_steps_have_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Next door."""
+    body = _POLICY_GRADIENT.replace("range(200)", "range(2)")
+    found = run(body, tmp_path, capsys, "--max-skips", "8")
+    assert found.said.count("skipped: ") == found.own["skips"] == 4
+    assert "counted" not in found.said
+    assert "by now" not in found.said

@@ -22,7 +22,7 @@ def test_a_row_of_steps_that_are_not_made_is_said_twice_and_at_the_end() -> None
     for step in range(DEAD_AFTER):
         events.note(skipped(step))
     assert len(said) == 2
-    assert said[0] == "step 4: the script made none of the last 5 steps; more are only counted"
+    assert said[0] == "step 4: the script made none of the last 5 steps"
     assert f"none of the {DEAD_AFTER} steps since step 0" in said[1]
     assert events.lines(applied=0) == [
         f"the script made none of the last {DEAD_AFTER} steps: nothing was learned (NT505 dead_training)"
@@ -32,7 +32,8 @@ def test_a_row_of_steps_that_are_not_made_is_said_twice_and_at_the_end() -> None
 
 def test_a_step_that_is_applied_begins_a_new_row() -> None:
     events, said = table()
-    assert [events.add(skipped(step, applied=step // 2)) for step in range(6)] == [1, 2, 1, 2, 1, 2]
+    for step in range(6):
+        events.note(skipped(step, applied=step // 2))
     assert (events.count(EventKind.STEP_NOT_MADE), said) == (6, [])
 
 

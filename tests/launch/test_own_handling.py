@@ -165,8 +165,10 @@ def test_a_loss_that_is_replaced_for_ever_is_a_dead_run(tmp_path: Path, capsys: 
     assert (summary.steps, summary.applied, summary.given_up) == (48, 2, 46)
     assert (incidents[0]["step"], incidents[0]["samples"], incidents[0]["dataset_indices"]) == (2, [1], [17])
     err = capsys.readouterr().err
-    assert err.count("skipped: ") == 5  # further ones are only counted
-    assert "step 6: the script made none of the last 5 steps; more are only counted" in err
+    assert err.count("skipped: ") == 5
+    assert "further ones of this cause are counted" in err
+    assert "step 11: 10 incidents with the cause " in err
+    assert "step 6: the script made none of the last 5 steps\n" in err
     assert "step 21: the script has made none of the 20 steps since step 2: nothing is learned (NT505" in err
     assert "the script made none of the last 46 steps: nothing was learned (NT505 dead_training)" in summary.notes
 

@@ -7,11 +7,12 @@ use the history.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,6 +61,10 @@ _LARGEST_REPORTED = 32 * 1024 * 1024
 """Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
 """Spikes that are printed, and batches outside their usual range; further ones are only counted."""
+_MOST_LINES = 5
+"""Incidents of one cause that have a line; more are counted."""
+_MOST_SHOWN = 3
+"""Different places of one cause that are shown in full."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,9 @@ class Recorder:
         self._ranges = ranges
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
-        self._shown: set[tuple[object, ...]] = set()
+        self._printed: Counter[str] = Counter()
+        self._shown: dict[str, set[tuple[object, ...]]] = {}
+        """How many incidents of a cause there were that had a line or were counted, and what was shown in full."""
         self._unwritten: list[Incident] = []
         """The incidents of the present step: the journal has no line with them yet."""
         self._in_diagnosis: Incident | None = None
@@ -291,20 +298,15 @@ class Recorder:
         *,
         restored: list[str] | None = None,
         known_here_only: bool = False,
-        is_one_of_many: bool = False,
     ) -> Incident:
-        """The final incident: its bundle is written and its message printed, by this rank if no other knows of it.
-
-        One of many is printed only if it looks new.
-        """
+        """The final incident: its bundle is written and its message printed, by this rank if no other knows of it."""
         self._in_diagnosis = None
         incident = self._with_samples(diagnosed.finish(action, restored=restored), diagnosed)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, diagnosed, self._policy)
         self._unwritten.append(incident)
         self.tally.note(_short(incident))
-        looks_new = not is_one_of_many or (incident.same_as is None and fingerprint(incident) not in self._shown)
-        if looks_new and (self._prints or (known_here_only and not self._quiet)):
+        if self._prints or (known_here_only and not self._quiet):
             self._print(incident, reason)
         if self._listeners:
             headline, text = one_line(incident, reason), render_incident(incident)
@@ -449,11 +451,27 @@ class Recorder:
         return {name: value for name, value in known.items() if value is not None}
 
     def _print(self, incident: Incident, reason: str) -> None:
-        write_line(escaped(f"nantrap: {self.label}", most=LONGEST_LINE) + one_line(incident, reason))
+        """A line, and the whole diagnostic if it looks new. Of many with one cause the first are printed, and those
+        that look new; then a line counts them. A rollback and a stop are always printed.
+        """
+        cause = incident.cause
+        key = f"no cause: {incident.phase}" if cause is None else cause.slug
+        shown = self._shown.setdefault(key, set())
         looks = fingerprint(incident)
-        if incident.same_as is None and (incident.op or incident.causes) and looks not in self._shown:
+        is_told = incident.same_as is None and bool(incident.op or incident.causes)
+        is_new = is_told and looks not in shown and len(shown) < _MOST_SHOWN
+        self._printed[key] += 1
+        number = self._printed[key]
+        if not (is_new or number <= _MOST_LINES or incident.action in (Action.ROLLBACK, Action.STOP)):
+            if math.log10(number).is_integer():
+                of = "without a known cause" if cause is None else f"with the cause {cause.slug}"
+                self.say(f"step {incident.step:,}: {number:,} incidents {of} by now; not all are printed")
+            return
+        last = "; further ones of this cause are counted" if number == _MOST_LINES else ""
+        write_line(escaped(f"nantrap: {self.label}", most=LONGEST_LINE) + one_line(incident, reason) + last)
+        if is_new:
             write_line(render_incident(incident, color=None))
-            self._shown.add(looks)  # the next one that looks the same is one line
+            shown.add(looks)  # the next one that looks the same is one line
 
     def _others(self, first: Incident) -> dict[str, dict[str, int]]:
         """The causes of the step's other incidents, those of further micro-batches, and which of them are guesses."""

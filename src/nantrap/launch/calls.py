@@ -20,6 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from operator import is_
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,7 +44,10 @@ from nantrap.launch.roots import innermost
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.torch_private import compiler_listens, not_examined, not_traced
 from nantrap.locate.failure import active_replays
+from nantrap.locate.python_private import current_frame
 
+_PASSED_THROUGH = (__name__, Patches.__module__)
+"""Where the functions are that stand in the place of PyTorch's; who called them has asked."""
 _TESTS = ("isnan", "isinf", "isfinite")
 _READS = ("item", "__float__", "detach", "tolist", "__ne__")
 
@@ -94,7 +98,7 @@ def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
     asked = registry.asked
 
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, Tensor) and not registry.is_own_call():
+        if isinstance(tensor, Tensor) and not registry.is_own_call() and not _asked_by_nantrap():
             if not tensor.requires_grad:
                 if not registry.test_gradient(tensor):
                     registry.clean(tensor)
@@ -362,6 +366,8 @@ def _testing(registry: OptimizerRegistry, original: Any) -> Any:
         """Notes an output, a gradient or a batch that the script tests, then tests it."""
         if not isinstance(tensor, Tensor) or is_compiling() or not guards or registry.is_own_call():
             return original(tensor, *args, **kwargs)
+        if _asked_by_nantrap():
+            return original(tensor, *args, **kwargs)
         if tensor.requires_grad:
             if asked.open and tensor.numel() > 1:
                 asked.note_output(tensor)
@@ -400,7 +406,17 @@ def _look(registry: OptimizerRegistry, tensor: Any, *, copies: bool) -> None:
     """The script asks about a tensor: a loss that it may abandon, or a value of plain tensors."""
     if not isinstance(tensor, Tensor) or not tensor.requires_grad or tensor.is_complex() or registry.is_own_call():
         return  # a complex number is no loss
+    if _asked_by_nantrap():
+        return
     if registry.asked.open:
         registry.asked.note(tensor, copies=copies)
     else:
         registry.look(tensor)
+
+
+def _asked_by_nantrap() -> bool:
+    """Whether nantrap's own code asks: an armed step is traced, and outputs are measured, while the script runs."""
+    frame: FrameType | None = current_frame(1)
+    while frame is not None and frame.f_globals.get("__name__") in _PASSED_THROUGH:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("nantrap.")

@@ -39,7 +39,7 @@ from nantrap.guard.state.rates import current_rates
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.window import Micro, Reading, Window
 from nantrap.incident import Action
-from nantrap.launch.events import MOST_PRINTED, EventKind, EventTable, ScriptEvent, numbered
+from nantrap.launch.events import EventKind, EventTable, ScriptEvent, numbered
 from nantrap.launch.loaders import Batches
 from nantrap.launch.position import Position
 from nantrap.launch.shared import Activity, BadData, Shared
@@ -457,16 +457,12 @@ class EventRecorder:
         loss: float = math.nan,
         restored: list[str] | None = None,
     ) -> None:
-        """End a step that the script does not make.
-
-        Of many in a row the first few are printed, then those that look new.
-        """
+        """End a step that the script does not make."""
         recorder = self._session.recorder
         event = self._event(EventKind.STEP_NOT_MADE, words)
-        is_one_of_many = self._events.add(event) > MOST_PRINTED
         diagnosed = diagnosed.noting_first(words)
-        incident = recorder.finish(diagnosed, Action.SKIP, words, restored=restored, is_one_of_many=is_one_of_many)
-        self._events.announce(event)
+        incident = recorder.finish(diagnosed, Action.SKIP, words, restored=restored)
+        self._events.note(event)
         window.given_up = True
         reading = Reading(norm, loss, rates=current_rates(self._session.protected.optimizer))
         recorder.end(window, reading, Action.SKIP, incident)

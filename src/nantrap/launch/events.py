@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from nantrap.incident.wording import some_of
 from nantrap.thresholds import DEAD_AFTER
 
-MOST_PRINTED = 5
-"""Steps in a row that a script does not make and that are printed; of more of them only those that look new."""
+_SEVERAL = 5
+"""Steps in a row that a script does not make, after which a line says so."""
 _OFTEN = 3
 _MOST_SAMPLES = 1000
 
@@ -54,8 +54,8 @@ _SAID = {
     (EventKind.DATA_CLEANED, 1): (
         "the script replaces non-finite values of its data by nan_to_num: {words}; further ones are counted"
     ),
-    (EventKind.STEP_NOT_MADE, MOST_PRINTED): (
-        "step {step:,}: the script made none of the last {number} steps; more are only counted"
+    (EventKind.STEP_NOT_MADE, _SEVERAL): (
+        "step {step:,}: the script made none of the last {number} steps"
     ),
     (EventKind.STEP_NOT_MADE, DEAD_AFTER): (
         "step {step:,}: the script has made none of the {number} steps since step {first:,}: nothing is learned "
@@ -128,24 +128,15 @@ class EventTable:
         """How often the script did this."""
         return self._rows[kind].count
 
-    def add(self, event: ScriptEvent) -> int:
-        """Count an event. Returns how many of its kind are in a row."""
+    def note(self, event: ScriptEvent) -> None:
+        """Count an event, and print what it means if that is due."""
         row = self._rows[event.kind]
         row.add(event)
-        return row.in_a_row
-
-    def announce(self, event: ScriptEvent) -> None:
-        """Print what the event means that was added last, if that is due."""
-        number = self._rows[event.kind].in_a_row
+        number = row.in_a_row
         text = _SAID.get((event.kind, number))
         if text is not None:
             first = event.step - number + 1
             self._say(text.format(words=event.words, step=event.step, number=number, first=first))
-
-    def note(self, event: ScriptEvent) -> None:
-        """Count an event, and print what it means if that is due."""
-        self.add(event)
-        self.announce(event)
 
     def end_row(self, kind: EventKind) -> None:
         """The script did not do it this time: the next event is the first of a new row."""
