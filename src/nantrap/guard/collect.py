@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import is_, itemgetter
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -78,6 +78,8 @@ class Collector:
         """A forward pass of the step was seen."""
         self.attempting = False
         """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
+        self.call_left: weakref.WeakMethod[Callable[[RootCall, tuple[CodeType, int] | None], None]] | None = None
+        """Called before a forward pass if the one before it has had no backward pass."""
         self.session = session
         self.before_pass = before_pass
         self._driver = driver
@@ -130,11 +132,19 @@ class Collector:
     def take_root_call(self) -> RootCall | None:
         """The model's call that led to a loss, once."""
         call, self.root_call = self.root_call, None
-        if call is None and not self._parts_watched:  # the model's parts are called, not the model
+        if call is not None:
+            call.frames = ()
+        elif not self._parts_watched:  # the model's parts are called, not the model
             self._parts_watched = True
             for part in callable_parts(self.session.protected.root):
                 self._watch(part)
         return call
+
+    def leave_call(self, place: tuple[CodeType, int] | None) -> None:
+        """A forward pass begins, at this place or in an evaluation, and the last one had no backward pass."""
+        left = None if self.call_left is None else self.call_left()
+        if left is not None and self.root_call is not None:
+            left(self.root_call, place)
 
     # ---- the step
 
@@ -336,6 +346,8 @@ class _Before(Hook):
         if collector.attempting or active_replays or not recorded:
             if session.armed.on and not active_replays and not module.training:
                 session.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
+            if collector.root_call is not None and not (collector.attempting or active_replays or module.training):
+                collector.leave_call(None)
             return
         earlier = collector.root_call
         if earlier is not None and earlier.running and earlier.module is not module:
@@ -356,6 +368,8 @@ class _Before(Hook):
         while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
         called_at = None if frame is None else (frame.f_code, frame.f_lasti)
+        if earlier is not None:
+            collector.leave_call(called_at)
         program = session.protected.program
         if program.rest:
             program.rest -= 1
@@ -365,6 +379,8 @@ class _Before(Hook):
         redirected = session.protected.root.__dict__.get("forward")
         call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream, redirected)
         call.before = collector.inputs
+        if collector.call_left is not None and module.training:
+            call.frames = (frame, None if frame is None else frame.f_back)
         if earlier is not None:
             call.after(earlier)
         collector.root_call = call

@@ -19,16 +19,19 @@ from nantrap.guard.checks import check_batches, check_state
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
+from nantrap.guard.dropped_losses import DroppedLosses
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
+from nantrap.guard.recorder import Recorder
 from nantrap.guard.session import Session, Setup, end_run, summary_of
 from nantrap.guard.state.anchors import Attempt
 from nantrap.guard.state.members import ema_update
 from nantrap.guard.state.protected import needs_closure
+from nantrap.guard.state.recovery import Recovery
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.watching.sample_list import SampleList
@@ -160,9 +163,13 @@ class Guard:
         self._evaluates_itself = needs_closure(optimizer)
         self._closed = False
         self._collector = Collector(model, self._session, self._driver)
+        self._dropped = DroppedLosses(self._session, self._driver, self._collector)
+        self._collector.call_left = weakref.WeakMethod(self._dropped.before_pass)
         _guarded.add(optimizer)
         # also without close(): when the guard is dropped, and at the end of the program
-        self._end_run = weakref.finalize(self, end_run, self._session.recorder, self._session.recovery)
+        self._end_run = weakref.finalize(
+            self, _end, weakref.ref(self._dropped), self._session.recorder, self._session.recovery
+        )
 
     # ---- what is known of the run
 
@@ -200,9 +207,14 @@ class Guard:
                 f"{type(self.optimizer).__name__} evaluates the loss several times per step, so it cannot be used in "
                 "the two-line form; use guard.attempt(fn, batch)"
             )
-        collector = self._collector
+        collector, dropped = self._collector, self._dropped
         plain = isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1
         given = Loss(loss, NO_TERMS) if plain else as_loss(loss)  # type: ignore[arg-type]
+        call = collector.root_call
+        if dropped.pending or (call is not None and call.previous is not None):
+            dropped.before_backward(given.total)
+        if collector.window is not None:
+            dropped.accumulates = True
         micro = Micro(given, root_call=collector.take_root_call())
         collector.add(micro, given=loss, retain_graph=retain_graph)
 
@@ -211,6 +223,8 @@ class Guard:
         if self._closed:
             raise _closed_error()
         window = self._collector.window
+        if self._collector.root_call is not None and not self._collector.attempting:
+            self._dropped.before_step()
         if window is None:
             raise UsageError("guard.step() without guard.backward(loss) before it: there are no gradients")
         try:
@@ -417,13 +431,14 @@ class Guard:
 
     def summary(self) -> str:
         """What was applied, what was skipped and why, in a few lines."""
-        return summary_of(self._session.recorder, self._session.recovery)
+        return summary_of(self._session.recorder, self._session.recovery, self._dropped.lines())
 
     def close(self) -> None:
         """Remove every hook, write the journal, print the summary if anything happened. May be called again."""
         if self._closed:
             return
         self._closed = True
+        self._dropped.end()
         self._collector.close()
         try:
             if self._late is not None:
@@ -441,6 +456,14 @@ class Guard:
                 explain_exception(self._session, self._collector, error)
         finally:
             self.close()
+
+
+def _end(known: weakref.ref[DroppedLosses], recorder: Recorder, recovery: Recovery) -> None:
+    """The end of a run, also if its guard was never closed. It must hold nothing by which the guard is reached."""
+    dropped = known()
+    if dropped is not None:
+        dropped.end()
+    end_run(recorder, recovery, () if dropped is None else dropped.lines())
 
 
 def _closed_error() -> UsageError:

@@ -14,6 +14,10 @@ LONGEST_LINE = 4000
 """A printed line is cut after this many characters: a name may be of any length."""
 
 
+_MANY_STEPS = 20
+"""A run of fewer steps may skip most of them and be healthy: a GradScaler begins with up to 16 that it skips."""
+_SOME_STEPS = 6
+"""So many steps, and none applied: nothing was trained. One more than may be skipped in a row."""
 _LONGEST_SEARCH = 16
 """How many halvings lead from the first scale of a GradScaler, 65,536, to 1."""
 
@@ -30,8 +34,9 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
     lines = [f"{counted(tally.attempted, 'step')}, {tally.applied:,} applied ({share:.1f} %)"]
     if tally.incidents:
-        counts = ((tally.incidents, "incident"), (tally.skipped, "skipped step"), (tally.rollbacks, "rollback"))
-        lines.append(", ".join(counted(count, noun) for count, noun in counts))
+        by_script = f" ({tally.given_up:,} by the script itself)" if tally.given_up else ""
+        skipped = counted(tally.skipped, "skipped step") + by_script
+        lines.append(f"{counted(tally.incidents, 'incident')}, {skipped}, {counted(tally.rollbacks, 'rollback')}")
         lines += [f"  {line}" for line in cause_lines(tally.causes, tally.guesses)]
     if tally.dropped_micro_batches:
         lines.append(f"{counted(tally.dropped_micro_batches, 'micro-batch', 'micro-batches')} dropped")
@@ -46,11 +51,26 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     if tally.spikes:
         lines.append(f"{counted(tally.spikes, 'spike')} of loss or gradient norm")
     lines += no_gradient_lines(tally)
+    if words := most_skipped(tally):
+        lines.append(words)
     if run_dir is not None:
         report = os.path.join(run_dir, "report.html")
         line = f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}"
         lines.append(escaped(line, most=LONGEST_LINE))
     return "\n".join(lines)
+
+
+def most_skipped(tally: Tally) -> str:
+    """That most steps of an optimizer were skipped, whoever skipped them; empty if they were not.
+
+    A short run may end while a GradScaler still searches its scale, so only a run without any step is judged early.
+    """
+    few = _MANY_STEPS if tally.applied else _SOME_STEPS
+    if tally.attempted < few or 2 * tally.applied >= tally.attempted:
+        return ""
+    made = f"only {tally.applied:,}" if tally.applied else "none"
+    was = "was" if tally.applied == 1 else "were"
+    return f"MOST STEPS WERE SKIPPED: {made} of {tally.attempted:,} {was} applied"
 
 
 def no_gradient_lines(tally: Tally) -> list[str]:

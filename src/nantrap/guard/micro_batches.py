@@ -69,10 +69,11 @@ def drop(session: Session, window: Window, diagnosed: Diagnosed, words: str) -> 
 
 
 def merge(session: Session, window: Window) -> None:
-    """The gradients of all good micro-batches together, weighted as if the dropped ones did not exist."""
-    scale = 1.0
-    if window.dropped and session.policy.accumulation.weight == "mean":
-        scale = (window.good + window.dropped) / window.good
+    """The gradients of all good micro-batches together, weighted as if the dropped ones did not exist. Those that the
+    loop itself left out change nothing."""
+    scale, dropped = 1.0, window.dropped - window.left_by_script
+    if dropped and session.policy.accumulation.weight == "mean":
+        scale = (window.good + dropped) / window.good
     window.loss *= scale
     window.terms = {name: value * scale for name, value in window.terms.items()}
     window.unstash(session.protected.members.parameters, scale=scale)

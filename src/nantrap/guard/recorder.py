@@ -55,6 +55,8 @@ from nantrap.report import (
 )
 from nantrap.thresholds import DEAD_AFTER
 
+_BY = {(True, False): "script", (True, True): "script", (False, True): "scaler", (False, False): "guard"}
+"""Who did not make a step: by whether the script gave it up, and whether a scaler searches its scale."""
 _KEPT = 256
 """Steps that are kept in memory for the rules."""
 _LARGEST_REPORTED = 32 * 1024 * 1024
@@ -212,7 +214,7 @@ class Recorder:
                 "grad_norm": norm,
                 "lr": rates,
                 "action": "apply" if applied else action.value,
-                "by": self._by if applied or window.given_up else "scaler" if window.probes_scale else "guard",
+                "by": self._by if applied else _BY[window.given_up, window.probes_scale],
                 "ms": int(milliseconds * 1e3) / 1e3,
             }
             if window.without_gradient:

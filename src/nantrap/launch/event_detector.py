@@ -4,12 +4,10 @@ The script's questions are the sign (`AskedTensors`): a loss that was tested, is
 until something else begins was skipped by the script. Two mistakes show without any NaN: gradients that are never
 cleared, and two steps for one backward pass.
 
-EventDetector    notices the events of one optimizer
-EventRecorder    makes incidents of them: each is contained, diagnosed and recorded like any other. What differs from a
-                 step that the guard refuses is who decided, and that only this rank knows of it.
+EventDetector    notices the events of one optimizer; `EventRecorder` makes incidents of them
 note_cleaned     notices data that the script passes through `nan_to_num`
 
-`events` counts them.
+`script_events` counts them.
 """
 
 from __future__ import annotations
@@ -19,45 +17,30 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.collect import Collector
-from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
-from nantrap.guard.judge import Verdict
-from nantrap.guard.known import bad_batch
-from nantrap.guard.loss import Loss
-from nantrap.guard.micro_batches import drop
-from nantrap.guard.observation import Observation, observe
+from nantrap.guard.event_recorder import SKIPPED, EventRecorder, bad_micro, first_bad
+from nantrap.guard.script_events import EventKind, EventTable, ScriptEvent, numbered
 from nantrap.guard.session import Session
-from nantrap.guard.state.rates import current_rates
 from nantrap.guard.torch_private import version_of
-from nantrap.guard.window import Micro, Reading, Window
-from nantrap.incident import Action
-from nantrap.launch.events import EventKind, EventTable, ScriptEvent, numbered
+from nantrap.guard.window import Micro, Window
 from nantrap.launch.loaders import Batches
 from nantrap.launch.position import Position
-from nantrap.launch.shared import Activity, BadData, Shared
+from nantrap.launch.shared import BadData, Shared
 from nantrap.locate import RootCall
-from nantrap.locate.location import finding
-from nantrap.locate.twoline.autopsy import examine
 from nantrap.locate.twoline.caller import KeptFrame, keep_frames, seen_from
 
-_SKIPPED = "the script skipped this batch itself"
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 _CLEARED = "the script cleared the gradients of this step instead of making it"
 _NO_STEP = "the script made no step from this loss"
 _OTHER_LOSS = "the script left this non-finite loss out and trained on another one"
 _EARLIER_LOSS = "an earlier loss of this step is not finite, and its gradients are not in the step"
 _REPAIRED = "the script changed its non-finite gradients to finite ones and made the step"
-_OTHERS_STAY = ", the others stay"
-_ALL_LEFT_OUT = "the script left every micro-batch of this step out"
-_BATCH_LEFT_OUT = "the script left this batch out before it called the model"
 
 
 class GradientMark:
@@ -116,7 +99,7 @@ class EventDetector:
         """Whether a step has been made of several batches: one that the script leaves out is a part of a step then."""
         self.mark = GradientMark()
         self.events = EventTable(session.recorder.say)
-        self._recorder = EventRecorder(session, driver, collector, shared.activity, self.events)
+        self._recorder = EventRecorder(session, driver, collector, self.events, of_guard=shared.activity.of_guard)
         self._session = session
         self._driver = driver
         self._collector = collector
@@ -150,7 +133,7 @@ class EventDetector:
                 if window is not None and (window.micros or self.accumulates):
                     self._recorder.drop_micro_batch(window, self._bad_micro(loss, call), by_script=True)
                 else:
-                    skipped = asked.ended or _SKIPPED
+                    skipped = asked.ended or SKIPPED
                     self._abandon(loss, call, _REPLACED if replaced else skipped)
                     abandoned = True
             asked.data = None
@@ -192,7 +175,7 @@ class EventDetector:
         if self._activity.busy or self._collector.window is not None:
             return
         self._position.move_to(data.batch)
-        self._recorder.skip_batch(data)
+        self._recorder.skip_batch(data.name, data.tensor, data.batch.indices)
 
     def report_value(self, window: Window, words: str) -> None:
         """Record a value that no optimizer makes a step from and that is not finite; nothing is prevented."""
@@ -241,7 +224,7 @@ class EventDetector:
         if window.bad_before_repair is None and window.micros and not all(micro.bad for micro in window.micros):
             with self._activity.of_guard():
                 if finite.any_nonfinite([tensor]):
-                    micro = _first_bad(window)
+                    micro = first_bad(window)
                     window.bad_before_repair = self._recorder.observe(micro, self._recorder.read_norm())
         return True
 
@@ -321,151 +304,7 @@ class EventDetector:
     def _bad_micro(self, loss: Tensor, call: RootCall | None) -> Micro:
         """A micro-batch of a loss that is not finite, with what its graph still shows."""
         with self._activity.of_guard():
-            micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
-            micro.evidence = examine(loss, call)
-        return micro
-
-
-class EventRecorder:
-    """Records the events of a script that have a non-finite value, and counts them.
-
-    Args:
-        session: of the run.
-        driver: of the script's loop.
-        collector: of the script's loop.
-        activity: says that the guard is at work meanwhile.
-        events: the table in which they are counted.
-    """
-
-    def __init__(
-        self, session: Session, driver: Driver, collector: Collector, activity: Activity, events: EventTable
-    ) -> None:
-        self._session = session
-        self._driver = driver
-        self._collector = collector
-        self._activity = activity
-        self._events = events
-        self._observes = session.policy.on_incident == "observe"
-
-    def skip_step(self, window: Window, words: str) -> None:
-        """Record a bad step that the script does not make: everything is restored, and the step counts as skipped."""
-        session, protected = self._session, self._session.protected
-        micro = _first_bad(window)
-        with self._activity.of_guard():
-            try:
-                norm = math.nan if window.without_gradient else self.read_norm()
-                buffers_bad = bool(protected.ledger.names_of_bad())
-                seen_norm = 0.0 if window.without_gradient else norm
-                observation = self.observe(micro, seen_norm, buffers_bad=buffers_bad)
-                self._restore()
-                diagnosed = diagnose(session, observation)
-                self._restore()
-                restored = None if self._observes else protected.verify()
-                loss = micro.values[0] if micro.values else math.nan
-                self._end_skipped(diagnosed, window, words, norm=norm, loss=loss, restored=restored)
-            finally:
-                self._collector.end()
-
-    def skip_batch(self, data: BadData) -> None:
-        """Record a bad batch that the script left out before it called the model: nothing is run again."""
-        indices = data.batch.indices
-        with self._activity.of_guard():
-            diagnosed = bad_batch(self._session, [finding("batch", data.name, data.tensor, "data")])
-            samples = diagnosed.incident.samples
-            own = tuple(indices[sample] for sample in samples) if samples and max(samples) < len(indices) else ()
-            diagnosed = diagnosed.with_incident(replace(diagnosed.incident, dataset_indices=own))
-            window = Window(time.perf_counter(), whole=True, without_gradient=True)
-            self._end_skipped(diagnosed, window, _BATCH_LEFT_OUT)
-
-    def skip_dropped(self, window: Window) -> None:
-        """End a step of which the script left every micro-batch out: it has no gradient."""
-        window.given_up = window.without_gradient = True
-        window.diagnosed = [(each, words.removesuffix(_OTHERS_STAY)) for each, words in window.diagnosed]
-        with self._activity.of_guard():
-            incident = self._session.recorder.finish_dropped(window, Action.SKIP)
-            reading = Reading(rates=current_rates(self._session.protected.optimizer))
-            self._session.recorder.end(window, reading, Action.SKIP, incident)
-        self._events.note(self._event(EventKind.STEP_NOT_MADE, _ALL_LEFT_OUT))
-
-    def leave_out(self, window: Window, observation: Observation, words: str) -> None:
-        """Record something bad that has no part in a step which the script makes."""
-        with (
-            self._activity.of_guard(),
-            self._session.protected.ledger.kept(),
-        ):  # the step goes on with what its forward wrote
-            diagnosed = diagnose(self._session, observation)
-        window.diagnosed.append((diagnosed, words))
-        window.bad_left_out += 1
-        self._events.note(self._event(EventKind.LEFT_OUT, words))
-
-    def drop_micro_batch(self, window: Window, micro: Micro, *, by_script: bool) -> None:
-        """Record a bad micro-batch that has no part in the step; its backward pass is not run."""
-        number = len(window.micros) + window.dropped + 1
-        words = f"micro-batch {number} left out{' by the script' if by_script else ''}{_OTHERS_STAY}"
-        session = self._session
-        with self._activity.of_guard():
-            diagnosed = diagnose(session, self.observe(micro))
-            drop(session, window, diagnosed, words)
-            session.protected.ledger.restore_mark()
-        if by_script:
-            window.left_by_script += 1
-            self._events.note(self._event(EventKind.MICRO_BATCH_LEFT_OUT, words))
-
-    def report_value(self, window: Window, words: str) -> None:
-        """Record a value that is not finite and that no optimizer makes a step from: nothing is prevented."""
-        session = self._session
-        (micro,) = window.micros
-        with self._activity.of_guard():
-            try:
-                with session.protected.ledger.kept():
-                    diagnosed = diagnose(session, self.observe(micro))
-                reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
-                incident = session.recorder.finish(diagnosed, Action.APPLY, words)
-                session.recorder.end(window, reading, Action.APPLY, incident)
-            finally:
-                self._collector.end()
-        self._events.note(self._event(EventKind.VALUE_USED, words))
-
-    def observe(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
-        """Note what is bad in a micro-batch that this rank alone knows of."""
-        session = self._session
-        verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
-        with self._activity.of_guard():
-            return observe(
-                session.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True
-            )
-
-    def read_norm(self) -> float:
-        """Read the norm of the gradients as they are now."""
-        with self._activity.of_guard():
-            return finite.read([self._driver.norm()])[0]
-
-    def _restore(self) -> None:
-        if not self._observes:
-            self._session.protected.restore()
-
-    def _event(self, kind: EventKind, words: str) -> ScriptEvent:
-        return ScriptEvent(kind, words, self._session.progress.step, self._session.recorder.tally.applied)
-
-    def _end_skipped(
-        self,
-        diagnosed: Diagnosed,
-        window: Window,
-        words: str,
-        *,
-        norm: float = math.nan,
-        loss: float = math.nan,
-        restored: list[str] | None = None,
-    ) -> None:
-        """End a step that the script does not make."""
-        recorder = self._session.recorder
-        event = self._event(EventKind.STEP_NOT_MADE, words)
-        diagnosed = diagnosed.noting_first(words)
-        incident = recorder.finish(diagnosed, Action.SKIP, words, restored=restored)
-        self._events.note(event)
-        window.given_up = True
-        reading = Reading(norm, loss, rates=current_rates(self._session.protected.optimizer))
-        recorder.end(window, reading, Action.SKIP, incident)
+            return bad_micro(loss, call)
 
 
 def note_cleaned(tensor: Tensor, batches: Batches, events: EventTable) -> int:
@@ -495,11 +334,6 @@ def note_cleaned(tensor: Tensor, batches: Batches, events: EventTable) -> int:
         words = f"{numbered('sample', rows)} of the batch ({numbered('dataset index', samples, 'dataset indices')})"
     events.note(ScriptEvent(EventKind.DATA_CLEANED, words, samples=samples))
     return len(rows)
-
-
-def _first_bad(window: Window) -> Micro:
-    """The first micro-batch whose loss is bad, or the last one."""
-    return next((micro for micro in window.micros if micro.bad), window.micros[-1])
 
 
 def _seen_from(frames: list[KeptFrame]) -> AbstractContextManager[None]:

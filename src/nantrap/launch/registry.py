@@ -21,6 +21,7 @@ from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
+from nantrap.guard.script_events import EventTable
 from nantrap.guard.session import Session, Setup
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.torch_private import inner_schedulers
@@ -28,7 +29,6 @@ from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.event_detector import note_cleaned
-from nantrap.launch.events import EventTable
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loose_values import LooseValues, make_loose_loop
 from nantrap.launch.position import ScriptNeighbours
@@ -100,6 +100,8 @@ class OptimizerRegistry:
         self.earlier_incidents: frozenset[Path] = frozenset()
         """The incidents of earlier runs in the same folder."""
         self.has_children = False
+        self.unguarded: list[str] = []
+        """Optimizers that could not be guarded, and why."""
         self.unguarded_processes = 0
         """How many new interpreters the script started by `multiprocessing`."""
         self.own_guards = 0
@@ -358,6 +360,7 @@ class OptimizerRegistry:
                 entry.loop.continue_at(steps_made(optimizer) or 0)
         except Exception as error:  # the script goes on as without a guard
             entry.unguarded_because = str(error) or type(error).__name__
+            self.unguarded.append(f"{type(optimizer).__name__}: {entry.unguarded_because}")
             self.say(f"{type(optimizer).__name__} is not guarded: {entry.unguarded_because}")
         finally:
             self.activity.busy = False

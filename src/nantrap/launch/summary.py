@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nantrap.guard.messages import scaler_words
+from nantrap.guard.messages import most_skipped, scaler_words
+from nantrap.guard.script_events import EventKind
 from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
-from nantrap.launch.events import EventKind
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
@@ -21,10 +21,6 @@ from nantrap.record import StepTally, cause_lines
 from nantrap.report import write_line
 
 SCHEMA = "nantrap.summary/1"
-_MANY_STEPS = 20
-"""A run of fewer steps may skip most of them and be healthy: a GradScaler begins with up to 16 that it skips."""
-_SOME_STEPS = 6
-"""So many steps, and none applied: nothing was trained. One more than may be skipped in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +59,7 @@ class RunSummary:
         injected: injected faults that happened in this process, by kind.
         untrained: that most steps of an optimizer were skipped, in words, for each of those.
         unguarded_processes: new interpreters that the script started by `multiprocessing`.
+        unguarded: optimizers that could not be guarded, and why.
     """
 
     steps: int = 0
@@ -96,6 +93,7 @@ class RunSummary:
     guesses: dict[str, int] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     unguarded_processes: int = 0
+    unguarded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, attachment: Attachment) -> RunSummary:
@@ -136,6 +134,7 @@ class RunSummary:
             untrained=tuple(words for loop in loops if (words := _untrained(loop))),
             in_children=attachment.registry.has_children,
             unguarded_processes=attachment.registry.unguarded_processes,
+            unguarded=tuple(attachment.registry.unguarded),
             rank=loops[0].session.ranks.rank if loops else 0,
             ranks=max([loop.session.ranks.processes for loop in loops], default=1),
             own_models=sum(not loop.session.ranks.acquainted for loop in loops),
@@ -147,7 +146,8 @@ class RunSummary:
         """For people."""
         if not self.optimizers:
             return self._without_optimizer()
-        found = [*self._of_steps(), *self.notes, *self._processes()]
+        others = [f"NOT GUARDED: {words}" for words in self.unguarded]
+        found = [*self._of_steps(), *self.notes, *others, *self._processes()]
         if not self.state_finite:
             found.append(self._bad_end())
         found += () if self.stopped else self.untrained
@@ -165,7 +165,9 @@ class RunSummary:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]
         found = ["no optimizer made a step, so nothing was guarded"]
-        if self.unguarded_processes:
+        if self.unguarded:
+            found = [f"NOT GUARDED: {words}" for words in self.unguarded]
+        elif self.unguarded_processes:
             found = ["no optimizer made a step in this process, so nothing was guarded", *self._processes()]
         if self.loose_values:
             were = "was" if self.loose_values == 1 else "were"
@@ -261,23 +263,9 @@ def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None
 
 
 def _untrained(loop: ScriptLoop) -> str:
-    """That most steps of an optimizer were skipped, whoever skipped them; empty if they were not.
-
-    A short run may end while a GradScaler still searches its scale, so only a run without any step is judged early.
-    """
-    tally = loop.tally
-    few = _MANY_STEPS if tally.applied else _SOME_STEPS
-    if tally.attempted < few or 2 * tally.applied >= tally.attempted:
-        return ""
-    made = f"only {tally.applied:,}" if tally.applied else "none"
-    label = loop.session.recorder.label
-    return (
-        f"{label}MOST STEPS WERE SKIPPED: {made} of {tally.attempted:,} {_was(tally.applied)} applied; the run failed"
-    )
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
+    """That most steps of an optimizer were skipped; empty if they were not."""
+    words = most_skipped(loop.tally)
+    return f"{loop.session.recorder.label}{words}; the run failed" if words else ""
 
 
 def _notes(registry: OptimizerRegistry) -> list[str]:

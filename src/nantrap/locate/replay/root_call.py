@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -99,6 +99,7 @@ class RootCall:
         autocast: device and dtype of the autocast region around it.
         module: the module that was called; `None` for the root.
         called_at: the user's code that made the call, and the instruction in it.
+        frames: the frame that made the call and its caller, until the backward pass: a loss may be dropped before it.
         redirected: what stood in place of the root's `forward` in this call: Lightning and Fabric send a method through
             the wrapper of `DistributedDataParallel` that way.
         stream: torch's random stream on the CPU when the step before ended.
@@ -134,6 +135,7 @@ class RootCall:
     before: Sequence[list[Tensor]] = ()
     factors: tuple[Factor, ...] = ()
     entry: FrameworkCall | None = None
+    frames: tuple[FrameType | None, ...] = ()
 
     @property
     def place(self) -> Place | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nantrap.launch.events import EventKind, EventTable, ScriptEvent
+from nantrap.guard.script_events import EventKind, EventTable, ScriptEvent
 from nantrap.thresholds import DEAD_AFTER
 
 

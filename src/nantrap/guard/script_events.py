@@ -54,9 +54,7 @@ _SAID = {
     (EventKind.DATA_CLEANED, 1): (
         "the script replaces non-finite values of its data by nan_to_num: {words}; further ones are counted"
     ),
-    (EventKind.STEP_NOT_MADE, _SEVERAL): (
-        "step {step:,}: the script made none of the last {number} steps"
-    ),
+    (EventKind.STEP_NOT_MADE, _SEVERAL): ("step {step:,}: the script made none of the last {number} steps"),
     (EventKind.STEP_NOT_MADE, DEAD_AFTER): (
         "step {step:,}: the script has made none of the {number} steps since step {first:,}: nothing is learned "
         "(NT505 dead_training)"
