@@ -29,6 +29,7 @@ from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.session import Session
+from nantrap.guard.state.carried import restore_carried
 from nantrap.guard.torch_private import (
     has_compiled_part,
     inside_transform,
@@ -36,6 +37,7 @@ from nantrap.guard.torch_private import (
     without_transforms,
 )
 from nantrap.guard.window import Micro, Window
+from nantrap.incident.wording import some_of
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.failure import active_replays, is_replaying
 from nantrap.locate.hooks import Hook
@@ -80,6 +82,8 @@ class Collector:
         """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
         self.call_left: weakref.WeakMethod[Callable[[RootCall, tuple[CodeType, int] | None], None]] | None = None
         """Called before a forward pass if the one before it has had no backward pass."""
+        self.refused: RootCall | None = None
+        """The model's call of a step that was not made, until the next call."""
         self.session = session
         self.before_pass = before_pass
         self._driver = driver
@@ -139,6 +143,21 @@ class Collector:
             for part in callable_parts(self.session.protected.root):
                 self._watch(part)
         return call
+
+    def note_refused(self, call: RootCall | None) -> None:
+        """A step is not made: a state that its forward pass gave must not go into the next one."""
+        if self.session.policy.on_incident != "observe":
+            self.refused = call
+
+    def restore_carried(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The model is called for the first time after a step that was not made."""
+        refused, self.refused = self.refused, None
+        assert refused is not None
+        if names := restore_carried(refused, module, args, kwargs):
+            self.session.recorder.say(
+                f"step {self.session.progress.step:,}: {some_of(names)} of the model is a state that the loop carries, "
+                "and the step before made it non-finite; that step was not made, so the state was restored as well"
+            )
 
     def leave_call(self, place: tuple[CodeType, int] | None) -> None:
         """A forward pass begins, at this place or in an evaluation, and the last one had no backward pass."""
@@ -363,6 +382,8 @@ class _Before(Hook):
             collector.before_micro()
         if session.ranges is not None:
             session.ranges.check(arguments_by_name(module, args, kwargs))
+        if collector.refused is not None:
+            collector.restore_carried(module, args, kwargs)
         autocast = _autocast_state() if is_any_autocast_on() else None
         frame: FrameType | None = current_frame()
         while frame is not None and not is_user_code(frame.f_code):

@@ -113,6 +113,7 @@ class DroppedLosses:
                 continue
             if not made.isdisjoint(nodes_below(tensor)):
                 self.pending.append(Suspect(tensor, call))
+                self._collector.note_refused(call)
                 self._restore_buffers()
                 return True
         return False

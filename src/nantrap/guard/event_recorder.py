@@ -84,6 +84,7 @@ class EventRecorder:
                 restored = None if self._observes else protected.verify()
                 loss = micro.values[0] if micro.values else math.nan
                 self._end_skipped(diagnosed, window, words, norm=norm, loss=loss, restored=restored)
+                self._collector.note_refused(micro.root_call)
             finally:
                 self._collector.end()
 

@@ -230,6 +230,8 @@ class Guard:
         try:
             late = self._late
             outcome = run_step(self._session, self._driver, window) if late is None else late.step(window)
+            if outcome.incident is not None and not outcome.applied and window.micros:
+                self._collector.note_refused(window.micros[-1].root_call)
             if self._session.recovery.acts_after_steps:
                 self._session.recovery.after_step(outcome)
             return outcome

@@ -328,6 +328,7 @@ class ScriptLoop:
                 self.tally.left_out += window.bad_left_out
             if self.refused:
                 self.detector.note_judged(window)
+                collector.note_refused(window.micros[-1].root_call if window.micros else None)
             if self.session.recovery.acts_after_steps:
                 self.session.recovery.after_step(outcome)
             if self.comparison is not None:

@@ -55,8 +55,9 @@ def batch_size(batch: Any) -> int | None:
     if not sizes:
         return None
     (size, count), *others = sizes.most_common()
-    if others and others[0][1] == count:  # as many for each: the first tensor decides
-        size = next(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
+    if others and others[0][1] == count:  # as many for each: the first tensor decides, unless it holds one row
+        leading = [t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0 and sizes[t.shape[0]] == count]
+        size = next((each for each in leading if each > 1), leading[0])
     ragged = _ragged_length(batch)
     if ragged is not None and sizes[size] <= 1:
         return ragged
@@ -79,14 +80,29 @@ def samples_in(batch: Any, tensor: Tensor, outside: Tensor, *, most: int = 64) -
         return ()
     size = _list_of_samples(batch)
     if size is None:
-        rows = outside.reshape(outside.shape[0], -1).any(dim=1).nonzero().flatten()[:most]
-        return tuple(rows.tolist()) if outside.shape[0] == batch_size(batch) else ()
+        along = _sample_dimension(outside.shape, batch_size(batch))
+        if along is None:
+            return ()
+        rows = outside.movedim(along, 0).reshape(outside.shape[along], -1).any(dim=1).nonzero().flatten()[:most]
+        return tuple(rows.tolist())
     for part in _parts(batch):
         if isinstance(part, list) and len(part) == size:
             for position, entry in enumerate(part):
                 if any(_is_same(one, tensor) for _, one in tensors_of(entry)):
                     return (position,)
     return ()
+
+
+def _sample_dimension(shape: Sequence[int], size: int | None) -> int | None:
+    """Which dimension of a tensor counts the samples of its batch: the first, or the only one of that size.
+
+    The state of a recurrent network has its layers first: 1 × batch × features.
+    """
+    if size is None or (len(shape) > 1 and shape[0] == size == 1):
+        return None
+    if shape[0] == size:
+        return 0
+    return list(shape).index(size) if list(shape).count(size) == 1 else None
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
