@@ -175,8 +175,8 @@ class Case:
                 return "loader" if call.loaded else "argument"
         return ""
 
-    def bad_model_input(self) -> tuple[str, Tensor] | None:
-        """An input of the model that holds NaN or +Inf and was not made of finite data: its name and itself.
+    def bad_model_inputs(self) -> list[tuple[str, Tensor]]:
+        """The inputs of the model that hold NaN or +Inf and were not made of finite data: their names and themselves.
 
         -Inf alone is mostly a mask.
         """
@@ -185,6 +185,7 @@ class Case:
         from nantrap.locate.wrapping import arguments_by_name
 
         calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
+        found = []
         for call in calls:
             called = self.failure.root if call.module is None else call.module
             given = arguments_by_name(called, call.args, call.kwargs)
@@ -193,8 +194,8 @@ class Case:
                     continue
                 values = readable(tensor)  # those that a sparse one holds
                 if values is not None and bool((values.isnan() | values.isposinf()).any()):
-                    return path, tensor
-        return None
+                    found.append((path, tensor))
+        return found
 
     def made_from_finite(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input of the model that the program made of a batch whose values are finite."""

@@ -46,6 +46,8 @@ class Location:
     sinks: tuple[str, ...] = ()
     capture: Capture | None = None
     external: External | None = None
+    also_external: tuple[External, ...] = ()
+    """Other tensors of the batch that were bad before the step and whose values reached the loss as well."""
     constant: tuple[str, Tensor] | None = None
     """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
     replay: Replay | None = None
@@ -80,7 +82,10 @@ def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Loc
         path: tuple[Frame, ...] = ()
         if external.first_reader is not None and external.first_reader < len(replay.trace.ops):
             path = frames_after(replay, replay.trace.ops[external.first_reader], included=True)
-        return _external_location(replace(location, path=path), external, replay.trace, batch=batch)
+        others = [replay.trace.externals[each] for each in replay.candidates if each < 0 and each != replay.origin]
+        others = [each for each in others if each.kind == external.kind == "batch" and not each.mask]
+        location = replace(location, path=path, also_external=tuple(others))
+        return _external_location(location, external, replay.trace, batch=batch)
     return _operation_location(location, replay, replay.trace.ops[replay.origin])
 
 
@@ -232,8 +237,9 @@ def _external_location(location: Location, external: External, trace: Trace, *, 
     if op is not None:
         location = replace(location, op=op.name, source=op.place.source() if op.place else None)
     if external.kind == "batch":
-        found = finding("batch", name, tensor, "data", batch=batch)
-        return replace(location, phase="data", module="data", findings=(found,))
+        bad = (external, *location.also_external)
+        found = tuple(finding("batch", each.name, each.tensor, "data", batch=batch) for each in bad)
+        return replace(location, phase="data", module="data", findings=found)
     if external.kind == "optimizer_state":
         found = finding("optimizer_state", name, tensor, "state")
         return replace(location, phase="state", module="optimizer", findings=(found,))

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "nan in the inputs and in the targets": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][0][1, 0], batches[2][1][4, 2] = nan, nan
+        def loss_fn(batch): return (model(batch[0]) - batch[1]).square().mean()
+    """,
+    "nan in the inputs and in targets that no loss reads": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][0][1, 0], batches[2][1][4, 2] = nan, nan
+        def loss_fn(batch): return model(batch[0]).square().mean()
+    """,
     "nan in the batch": """
         batches[2][1, 0] = nan
         def loss_fn(x): return model(x).square().mean()
@@ -351,6 +361,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a target with a hole, two lines", "a target that the loop made, two lines"): (
         "a tensor that the loss reads without a gradient is non-finite: targets[2]",
         "look where targets[2] is made",
+    ),
+    ("nan in the inputs and in the targets", "nan in the inputs and in targets that no loss reads"): (
+        "the batch is non-finite before the forward pass: [0], [1]",
+        "[1] holds 1 NaN among 18 values before the forward pass, sample 4",
+        "clean or drop the samples where [0], [1] are made",
     ),
     ("nan in the batch", "nan in a cached table"): (
         "before the forward pass, sample 1",

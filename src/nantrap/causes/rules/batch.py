@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, recomputed, without
 from nantrap.causes.usual import in_usual_range, unusual_inputs
 from nantrap.incident import Trial
+from nantrap.incident.wording import some_of
 from nantrap.thresholds import MASKED, is_absurd, is_large
 
 if TYPE_CHECKING:
@@ -32,13 +34,13 @@ def bad_input_data(case: Case) -> Claim | None:
 def _bad_but_not_traced(case: Case) -> Claim | None:
     """The model's input, or a tensor that the loss reads, is non-finite, and no replay found it in the batch."""
     seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
-    if seen_first and (given_bad := case.bad_model_input()) is not None:
-        name, tensor = given_bad
+    if seen_first and (given := case.bad_model_inputs()):
+        names = some_of(list(dict.fromkeys(name for name, _ in given)))
         return Claim(
             "hint",
-            f"the model's input is non-finite before its forward pass: {name}",
-            (f"{name} {describe(tensor)}",),
-            help=_where_made(name),
+            f"the model's input is non-finite before its forward pass: {names}",
+            tuple(f"{name} {describe(tensor)}" for name, tensor in given[:3]),
+            help=_where_made(names, several=len(given) > 1),
         )
     if case.location.constant is not None and case.location.constant[0]:
         name, tensor = case.location.constant
@@ -53,10 +55,9 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
 
 def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
     """A tensor of the batch was non-finite before the forward pass, and in which samples."""
-    finding = next((f for f in case.location.findings if f.kind == "batch"), None)
-    samples = finding.samples if finding else ()
-    noun = "sample" if len(samples) == 1 else "samples"
-    which = f", {noun} {listed(samples)}" if samples else ""
+    samples_of = {f.name: f.samples for f in case.location.findings if f.kind == "batch"}
+    bad = (external, *case.location.also_external)
+    samples = tuple(sorted({each for own in samples_of.values() for each in own}))
     trial: Trial | None = None
     guilty = case.location.samples.guilty
     if case.location.samples.rest_is_finite:
@@ -68,27 +69,38 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
             "code between the two made it"
         )
         return None
+    names = some_of([each.name for each in bad])
     what = {
-        "loader": "the batch is non-finite before the forward pass"
-        + ("" if external.name == "batch" else f": {external.name}"),
-        "argument": f"the model's input is non-finite before its forward pass: {external.name}",
+        "loader": "the batch is non-finite before the forward pass" + ("" if names == "batch" else f": {names}"),
+        "argument": f"the model's input is non-finite before its forward pass: {names}",
     }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
+    before = " before the forward pass" if given else ""
     return Claim(
         "measured" if given == "loader" else "hint",
         what,
-        (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
+        tuple(f"{each.name} {describe(each.tensor)}{before}{_in(samples_of.get(each.name, ()))}" for each in bad[:4]),
         trial=trial,
         shows=f"{without(guilty, samples)} the step is finite",
         remedies=() if trial is None else (Remedy(trial.change, trial),),
-        help=f"clean or drop the sample where {external.name} is made"
+        help=f"clean or drop the {'sample' if len(bad) == 1 else 'samples'} where {names} {_are(bad)} made"
         if given == "loader"
-        else _where_made(external.name),
+        else _where_made(names, several=len(bad) > 1),
     )
 
 
-def _where_made(name: str) -> str:
-    """The help about a tensor of which only the program knows what made it."""
-    return f"look where {name} is made; a state that the loop carries from step to step has to be made new as well"
+def _in(samples: Sequence[int]) -> str:
+    """`, sample 4`; empty if they are not known."""
+    return f", {'sample' if len(samples) == 1 else 'samples'} {listed(samples)}" if samples else ""
+
+
+def _are(several: Sequence[object]) -> str:
+    return "is" if len(several) == 1 else "are"
+
+
+def _where_made(name: str, *, several: bool = False) -> str:
+    """The help about tensors of which only the program knows what made them."""
+    are = "are" if several else "is"
+    return f"look where {name} {are} made; a state that the loop carries from step to step has to be made new as well"
 
 
 def _sentinel(case: Case) -> Claim | None:

@@ -24,7 +24,7 @@ def zero_times_inf(case: Case) -> Claim | None:
     if found is None:
         return None
     text, alone = found
-    if _no_operation_made_one(case) and case.bad_model_input() is not None:
+    if _no_operation_made_one(case) and case.bad_model_inputs():
         return None  # it would come to a NaN somewhere: the input is the reason
     return Claim(
         "measured" if alone else "hint",
