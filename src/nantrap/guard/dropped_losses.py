@@ -154,9 +154,9 @@ def _held(call: RootCall | None = None) -> Iterator[Tensor]:
     """The scalars with a graph that variables of the program hold: those of functions that are running, and those of
     the function that made a call."""
     frames = list(near_callers(_FRAMES))
-    for frame in () if call is None else call.frames:
-        if frame is not None and is_user_code(frame.f_code) and not any(frame is each for each in frames):
-            frames.append(frame)
+    for caller in () if call is None else call.frames:
+        if caller is not None and is_user_code(caller.f_code) and not any(caller is each for each in frames):
+            frames.append(caller)
     for frame in frames:
         for value in names_in(frame).values():
             yield from _scalars(value)

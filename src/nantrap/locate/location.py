@@ -238,8 +238,8 @@ def _external_location(location: Location, external: External, trace: Trace, *, 
         location = replace(location, op=op.name, source=op.place.source() if op.place else None)
     if external.kind == "batch":
         bad = (external, *location.also_external)
-        found = tuple(finding("batch", each.name, each.tensor, "data", batch=batch) for each in bad)
-        return replace(location, phase="data", module="data", findings=found)
+        findings = tuple(finding("batch", each.name, each.tensor, "data", batch=batch) for each in bad)
+        return replace(location, phase="data", module="data", findings=findings)
     if external.kind == "optimizer_state":
         found = finding("optimizer_state", name, tensor, "state")
         return replace(location, phase="state", module="optimizer", findings=(found,))

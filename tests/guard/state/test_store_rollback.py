@@ -407,3 +407,35 @@ def test_weights_that_are_bad_while_the_gradients_are_finite_are_rolled_back(
     said = capsys.readouterr().err
     assert "the weights are non-finite, which skipping does not repair" in said
     assert "nothing to roll back" not in said
+
+
+def test_a_rollback_to_states_that_hold_the_same_nan_is_not_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """Next door: the buffer is non-finite from the start (it may be a mask), so each older state has it as well."""
+
+    class Late(nn.Module):
+        scale: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.is_used = False
+            self.register_buffer("scale", torch.tensor([1.0, NAN, 1.0, 1.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.scale if self.is_used else x)
+
+    model = Late()
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def train() -> None:
+        for step in range(20):
+            model.is_used = step >= 5
+            guard.backward(model(torch.randn(6, 4)).square().mean())
+            guard.step()
+
+    with pytest.raises(nantrap.NonFiniteError) as raised:
+        train()
+    guard.close()
+    assert "and each older state holds the same non-finite values in buffer scale" in str(raised.value)
+    assert (guard.tally.rollbacks, guard.tally.stops) == (0, 1)
+    assert "rollback 1 of" not in capsys.readouterr().err

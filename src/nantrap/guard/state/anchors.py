@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,11 @@ class Anchor:
             copies = [row.copy for row in buffers if row.copy is not None]
             self.finite = not finite.any_nonfinite([*self.snapshot.copies, *copies])
         return self.snapshot.fits() and self.finite
+
+    def holds_bad(self, buffers: Sequence[Tensor]) -> bool:
+        """Whether one of these buffers was non-finite when the anchor was made: to go back would repair nothing."""
+        held = [(row.holder.get(row.key), row.copy) for row in self.beside if row.holder is not None]
+        return finite.any_nonfinite([kept for now, kept in held if any(now is buffer for buffer in buffers)])
 
 
 def rows_beside(modules: list[nn.Module], others: list[nn.Parameter]) -> list[LedgerRow]:

@@ -28,7 +28,7 @@ from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.torch_private import local_parts
 from nantrap.incident import Finding, Incident
-from nantrap.incident.wording import escaped
+from nantrap.incident.wording import escaped, some_of
 from nantrap.locate import state_tensors
 
 if TYPE_CHECKING:  # imported where they are used: most runs save by other means
@@ -108,6 +108,8 @@ class Recovery:
         self._tally = tally
         self._due = saving.every
         self._used: set[str] = set()
+        self._bad_buffers: dict[str, Tensor] = {}
+        """The buffers by which the last refused step failed: they were bad before it."""
         self._older_than: int | None = None
         self._restored_step: int | None = None
         self._lowest_factor = 1.0
@@ -233,6 +235,8 @@ class Recovery:
         """Why a rollback is impossible, or an empty string."""
         if self._unused_anchors() or self._unused_checkpoints():
             return ""
+        if self._bad_buffers and any(not anchor.rollbacks for anchor in self.anchors.candidates()):
+            return f"each older state holds the same non-finite values in buffer {some_of([*self._bad_buffers])}"
         if self._tally.rollbacks:
             return "every older state was tried already"
         return "there is no older state to roll back to"
@@ -247,12 +251,16 @@ class Recovery:
         Args:
             incident: what is known of the refused step.
         """
+        if incident.same_as is None:  # one that looks like an earlier incident has no findings of its own
+            named = {f.name for f in incident.findings if _is_bad_buffer(f)} if incident.phase == "state" else set()
+            buffers = self._protected.root.named_buffers() if named else ()
+            self._bad_buffers = {name: buffer for name, buffer in buffers if name in named}
         if finite.any_nonfinite(self._protected.members.parameters):
             bad = "the weights are"
         elif any(bool(part.isnan().any()) for part in self._own_state() if part.is_floating_point()):
             bad = "the optimizer's state is"
-        elif incident.phase == "state" and (named := [f for f in incident.findings if _is_bad_buffer(f)]):
-            bad = f"buffer {named[0].name} is"
+        elif self._bad_buffers:
+            bad = f"buffer {min(self._bad_buffers)} is"
         else:
             return ""
         return bad if self._unused_anchors() or self._unused_checkpoints() else ""
@@ -311,7 +319,9 @@ class Recovery:
     # ---- parts
 
     def _unused_anchors(self) -> list[Anchor]:
-        return [anchor for anchor in self.anchors.candidates() if not anchor.rollbacks]
+        bad = list(self._bad_buffers.values())
+        unused = [anchor for anchor in self.anchors.candidates() if not anchor.rollbacks]
+        return [anchor for anchor in unused if not bad or not anchor.holds_bad(bad)]
 
     def _common_anchor(self) -> Anchor | None:
         """The newest anchor that no rollback has used and that is whole on every rank; all of them ask together.
