@@ -76,10 +76,11 @@ def test_a_function_that_was_imported_meanwhile_saves_where_it_is_told_once_deta
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
+        imported_meanwhile(model.state_dict(), tmp_path / "during.safetensors")
         imported_meanwhile(bad, tmp_path / "during.safetensors")
     imported_meanwhile(bad, tmp_path / "after.safetensors")
     names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
-    assert names == ["after.safetensors", "during.nonfinite.safetensors"]
+    assert names == ["after.safetensors", "during.nonfinite.safetensors", "during.safetensors"]
 
 
 def test_a_group_ends_only_after_its_thread_could_let_go_of_tensors(

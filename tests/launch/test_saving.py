@@ -66,7 +66,7 @@ def test_a_bad_state_is_saved_under_another_name_and_the_last_good_file_stays(
     assert (tmp_path / "model.nonfinite.pt").exists()
     err = capsys.readouterr().err
     assert f"nantrap: {path} would hold non-finite values (" in err
-    assert "saved as model.nonfinite.pt instead, the last good file of that name stays" in err
+    assert "saved as model.nonfinite.pt instead, the file that was there stays" in err
 
 
 def test_strict_refuses_and_observe_only_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
@@ -65,7 +66,7 @@ class Patches:
                     return untraced(original, *args, **kwargs)
                 return wrapper(original, *args, **kwargs)
 
-            return wrapped
+            return _Unbound(wrapped, owner) if inspect.isbuiltin(original) else wrapped
 
         self.replace(owner, name, make)
 
@@ -121,6 +122,20 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, value)
+
+
+class _Unbound:
+    """A function in the place of one that is written in C: as an attribute of a class it does not become a method."""
+
+    def __init__(self, function: Any, owner: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.__module__ = owner.__name__  # it is pickled by this name: here it is this object, elsewhere the original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> str:
+        return str(vars(self)["__name__"])
 
 
 def subclasses(base: type) -> list[type]:

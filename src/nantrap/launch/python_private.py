@@ -1,10 +1,15 @@
-"""The private name of Python that `nantrap run` relies on, and nothing else. Seen in Python 3.10 to 3.13."""
+"""The private names of Python that `nantrap run` relies on, and nothing else. Seen in Python 3.10 to 3.13."""
 
 from __future__ import annotations
 
+import builtins
+import os
+import pathlib
 import runpy
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import CodeType
+from typing import Any
 
 
 def find_module(name: str, error: type[Exception]) -> tuple[ModuleSpec, CodeType]:
@@ -15,3 +20,15 @@ def find_module(name: str, error: type[Exception]) -> tuple[ModuleSpec, CodeType
     """
     _, spec, code = runpy._get_module_details(name, error)  # type: ignore[attr-defined]
     return spec, code
+
+
+def path_methods() -> list[tuple[Any, str, Callable[[], Any]]]:
+    """Functions that `pathlib` keeps references to, each with what gives the present one. Python 3.10 alone."""
+    owner = getattr(pathlib, "_NormalAccessor", None)
+    if owner is None:
+        return []
+    return [
+        (owner, "open", lambda: builtins.open),
+        (owner, "replace", lambda: os.replace),
+        (owner, "rename", lambda: os.rename),
+    ]

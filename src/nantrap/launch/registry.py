@@ -108,6 +108,8 @@ class OptimizerRegistry:
         """How many optimizers the script guards itself."""
         self.loaded_bad: list[tuple[weakref.ref[Tensor], int]] = []
         """What was not finite when a state was loaded into a module, each with the count of its writes by then."""
+        self.notes: list[Callable[[], list[str]]] = []
+        """What gives further lines of the summary."""
         self.known: dict[int, OptimizerEntry] = {}
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
@@ -169,6 +171,10 @@ class OptimizerRegistry:
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
         return self.activity.busy or bool(active_replays)
+
+    def exempt_patterns(self) -> tuple[str, ...]:
+        """Patterns of the names of values that were non-finite from the start, and may be saved so."""
+        return tuple(f"*{name}" for loop in self for name in loop.session.protected.ledger.exempt_names())
 
     def reduces(self) -> None:
         """The script calls `all_reduce`. Between a backward pass and its step it averages gradients by hand."""

@@ -270,7 +270,9 @@ def _untrained(loop: ScriptLoop) -> str:
 
 def _notes(registry: OptimizerRegistry) -> list[str]:
     """What else was found in the training as a whole."""
-    return [*registry.events.lines(), *(note for loop in registry for note in loop.notes()), *registry.replicas.notes()]
+    own = [line for lines in registry.notes for line in lines()]
+    of_loops = [note for loop in registry for note in loop.notes()]
+    return [*registry.events.lines(), *of_loops, *registry.replicas.notes(), *own]
 
 
 def _reports(registry: OptimizerRegistry) -> tuple[str, ...]:

@@ -13,8 +13,11 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from nantrap import finite
@@ -25,13 +28,15 @@ from nantrap.incident.wording import escaped
 _NUMBERS = ("lr", "initial_lr", "max_lr", "scale")
 """Plain numbers that must be finite too: the learning rates of an optimizer, the scale of a GradScaler."""
 _SHOWN = 5
+_FLOATS = tuple(map(np.dtype, ("float16", "float32", "float64", "complex64", "complex128")))
 
 
 def finite_gate(obj: Any, *, allow: Iterable[str] = ()) -> list[str]:
     """The names of all tensors in `obj` that hold NaN or Inf; an empty list means that it may be saved.
 
     Args:
-        obj: a tensor, a module, an optimizer, anything with `state_dict()`, or these in dicts, lists and dataclasses.
+        obj: a tensor, an array, a module, an optimizer, anything with `state_dict()`, or these in dicts, lists and
+            attributes of objects.
         allow: name patterns (`"*.running_min"`) of what may be non-finite.
 
     Example:
@@ -95,27 +100,52 @@ def _finding(name: str, value: Tensor | float) -> Finding:
     )
 
 
-def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
-    """Every tensor by its path, and the bad ones among the numbers that matter."""
+def as_tensor(value: Any) -> Tensor | None:
+    """A tensor, or an array of numpy as one: that of real or complex numbers. Anything else gives `None`."""
     if isinstance(value, Tensor):
-        yield path or "tensor", value
-    elif isinstance(value, float):
+        return value
+    if not isinstance(value, np.ndarray) or value.dtype not in _FLOATS:
+        return None
+    whole = np.ascontiguousarray(value)
+    return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+
+
+def _values(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, Tensor | float]]:
+    """Every tensor by its path, and the bad ones among the numbers that matter. An object that is met again, or that
+    holds itself, is read once."""
+    if isinstance(value, float):
         if not math.isfinite(value) and path.rpartition(".")[2] in _NUMBERS:
             yield path, value
-    elif isinstance(value, Mapping):
+        return
+    if isinstance(value, (str, bytes, int, type, ModuleType)) or value is None:
+        return
+    if (tensor := as_tensor(value)) is not None:
+        yield path or "tensor", tensor
+        return
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for key, item in _items(value):
+        yield from _values(item, f"{path}.{key}" if path and key else f"{path}{key}", seen)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    """The parts of an object with their names."""
+    if isinstance(value, Mapping):
         with_words = any(isinstance(item, str) for item in value.values())
         for key, item in value.items():
-            if with_words and isinstance(item, Tensor) and key not in _NUMBERS and _is_best_score(item):
-                continue
-            yield from _values(item, f"{path}.{key}" if path else str(key))
+            best = with_words and isinstance(item, Tensor) and key not in _NUMBERS and _is_best_score(item)
+            if not best:
+                yield str(key), item
     elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _values(item, f"{path}.{index}" if path else str(index))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for spec in dataclasses.fields(value):
-            yield from _values(getattr(value, spec.name), f"{path}.{spec.name}" if path else spec.name)
-    elif not isinstance(value, type) and callable(getattr(value, "state_dict", None)):
-        yield from _values(value.state_dict(), path)
+        yield from ((str(index), item) for index, item in enumerate(value))
+    elif dataclasses.is_dataclass(value):
+        yield from ((spec.name, getattr(value, spec.name)) for spec in dataclasses.fields(value))
+    elif callable(getattr(value, "state_dict", None)):
+        yield "", value.state_dict()
+    else:
+        yield from getattr(value, "__dict__", {}).items()
 
 
 def _is_best_score(tensor: Tensor) -> bool:
