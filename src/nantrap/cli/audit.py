@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,8 @@ class AuditCommand:
 
         speaks = ranks.rank == 0
         differing: list[tuple[str, Any]] = []
+        left: list[tuple[str, str]] = []
+        began = time.time()
         configured = None
         if arguments.config:
             from nantrap.checkpoints.store.config_rate import configured_rate
@@ -147,14 +150,21 @@ class AuditCommand:
         if arguments.quarantine is not None and speaks:
             from nantrap.checkpoints import quarantine
 
-            moves = quarantine(report.checkpoints, arguments.quarantine)
+            moves = quarantine(
+                report.checkpoints,
+                arguments.quarantine,
+                began=began,
+                on_left=lambda path, reason: left.append((path, reason)),
+            )
         if speaks:
             _say(printer, report, moves, shown)
+            for path, reason in left:
+                printer.line(("not moved", "bold yellow"), f": {escaped(path)}: {escaped(reason, most=1000)}")
             for path, found in differing:
                 printer.line((escaped(path), "bold"), f": {escaped(found.text, most=1000)}")
                 printer.line(("  help", "cyan"), f": {escaped(found.help, most=1000)}")
             if arguments.json:
-                document = _as_json(report, moves)
+                document = _as_json(report, moves, left)
                 if arguments.config:
                     document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
                 if arguments.show:
@@ -242,8 +252,10 @@ def _read_all(arguments: argparse.Namespace) -> bool | None:
     return True if arguments.all or arguments.quarantine is not None else None
 
 
-def _as_json(report: AuditReport, moves: tuple[Move, ...]) -> dict[str, Any]:
+def _as_json(report: AuditReport, moves: tuple[Move, ...], left: list[tuple[str, str]]) -> dict[str, Any]:
     data = report.to_dict()
+    if left:
+        data["not_moved"] = [{"path": path, "reason": reason} for path, reason in left]
     if moves:
         data["quarantined"] = [move.to_dict() for move in moves]
     return data

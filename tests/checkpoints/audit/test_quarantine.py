@@ -95,8 +95,76 @@ def test_what_is_still_being_written_stays(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.full((2_000_000,), torch.nan)}}, path)
     report = audit(path, progress=Progress(on_bytes=lambda _: os.utime(path)))
     assert not report.healthy
-    assert quarantine(report.checkpoints, tmp_path / "jail") == ()
+    with pytest.warns(RuntimeWarning, match=r"last\.pt was not moved: it changed while it was read"):
+        assert quarantine(report.checkpoints, tmp_path / "jail") == ()
     assert path.exists()
+
+
+def left_in(folder: Path, **options: float) -> list[str]:
+    """Quarantine what is bad in a folder; why something stays."""
+    left: list[str] = []
+    quarantine(
+        audit(folder).checkpoints,
+        folder / "jail",
+        on_left=lambda path, reason: left.append(f"{Path(path).name}: {reason}"),
+        **options,
+    )
+    return left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases are of Linux")
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99, 1.0])
+def test_what_a_process_has_open_for_writing_stays(share: float, tmp_path: Path) -> None:
+    """Cut at any place, and whole with a NaN; as soon as the writer is gone, it moves."""
+    path = tmp_path / "last.pt"
+    whole = write(path)
+    with path.open("wb") as file:
+        file.write(whole[: int(len(whole) * share)])
+        file.flush()
+        os.utime(path, (0, 0))
+        assert left_in(tmp_path) == ["last.pt: a process has last.pt open for writing"]
+        assert path.exists()
+    os.utime(path, (0, 0))
+    assert left_in(tmp_path) == []
+    assert not path.exists()
+
+
+def test_what_is_cut_and_new_or_changed_since_stays_and_the_rest_moves(tmp_path: Path) -> None:
+    whole = write(tmp_path / "cut.pt", 1.0)
+    (tmp_path / "cut.pt").write_bytes(whole[:-100])
+    write(tmp_path / "nan.pt")
+    text = "cut.pt is cut short and was changed less than 10 seconds ago; audit it again"
+    assert left_in(tmp_path) == [f"cut.pt: {text}"]
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["cut.pt"]
+    os.utime(tmp_path / "cut.pt", (0, 0))
+    assert left_in(tmp_path) == []
+    write(tmp_path / "nan.pt")
+    began = os.stat(tmp_path / "nan.pt").st_mtime
+    assert left_in(tmp_path, began=began) == ["nan.pt: nan.pt was changed after the audit began"]
+    assert left_in(tmp_path, began=began + 1) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.getuid() != 0, reason="becomes another user")
+def test_what_is_in_a_read_only_folder_stays_and_the_rest_moves(tmp_path: Path) -> None:
+    """Root may write everywhere, so another user moves."""
+    kept = {name: write(tmp_path / name) for name in ("shut/a.pt", "open/b.pt")}
+    (tmp_path / "jail").mkdir()
+    for folder, mode in (("shut", 0o555), ("open", 0o777), ("jail", 0o777)):
+        os.chmod(tmp_path / folder, mode)
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        if folder.owner() == "root" and "pytest" in str(folder):
+            os.chmod(folder, 0o755)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        left: list[str] = []
+        report = audit([tmp_path / "shut", tmp_path / "open"])
+        moves = quarantine(report.checkpoints, tmp_path / "jail", on_left=lambda _, reason: left.append(reason))
+        is_right = [Path(move.source).name for move in moves] == ["b.pt"] and "Permission denied" in "".join(left)
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / "shut/a.pt").read_bytes() == kept["shut/a.pt"]
+    assert sorted(path.name for path in (tmp_path / "jail").glob("*.pt")) == ["b.pt"]
 
 
 def test_wrong_use(tmp_path: Path) -> None:

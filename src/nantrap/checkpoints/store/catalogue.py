@@ -307,7 +307,11 @@ def put_aside(folder: Path, saved: SavedCheckpoint, *, lock_seconds: float) -> s
 
 def _to_quarantine(folder: Path, saved: SavedCheckpoint, reason: str) -> str:
     audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (checkpoint_problem("NT908", reason),))
-    return Path(quarantine([audit], folder / QUARANTINE)[0].target).name
+
+    def refuse(path: str, reason: str) -> None:
+        raise OSError(f"{path}: {reason}; it is still in its place")
+
+    return Path(quarantine([audit], folder / QUARANTINE, on_left=refuse)[0].target).name
 
 
 def last_good_in(folder: Path) -> SavedCheckpoint | None:
