@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,10 +23,12 @@ from nantrap.doctor.data.readers import (
     format_of,
     format_of_content,
     images,
+    open_arrays,
     plan_file,
     read_array,
     scan_shard,
 )
+from nantrap.doctor.data.readers.arrays import ArrayFile
 from nantrap.doctor.data.readers.csv_files import ROW
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
@@ -180,10 +183,17 @@ class _Run:
         fields = {name: joined(found) for name, found in parts.items()}
         stem = os.path.basename(path).partition(".")[0]
         self.names.update({stem if name is None else name: None for name in fields if name or format != "csv"})
-        found = judge_file(path, fields, self.options, functools.partial(_confirm, path, format))
+        with contextlib.ExitStack() as stack:
+
+            @functools.cache
+            def again() -> ArrayFile:
+                return stack.enter_context(open_arrays(path, str(format)))
+
+            found = judge_file(path, fields, self.options, functools.partial(_confirm, again))
+            if format in _ARRAY_FORMATS:
+                found += different_lengths(path, fields)
+                found = [each for each in found if each.slug != "ctc_infeasible"] + _ctc(path, again, fields, plan)
         if format in _ARRAY_FORMATS:
-            found += different_lengths(path, fields)
-            found = [each for each in found if each.slug != "ctc_infeasible"] + _ctc(path, format, fields, plan)
             samples = _most_common_length(fields)
         elif format == "tar":
             unread: dict[str | None, set[int]] = {}
@@ -195,8 +205,11 @@ class _Run:
         self.notes += [f"{path}: {note}" for note in plan.notes]
         if not problems and all(made.kind in ("text", "other") or not made.rows for made in fields.values()):
             self.without_numbers.append(path)
-        for name in dict.fromkeys(problem.field for problem in problems):
-            self._unreadable(path, *(problem for problem in problems if problem.field == name))
+        by_field: dict[str | None, list[DataProblem]] = {}
+        for problem in problems:
+            by_field.setdefault(problem.field, []).append(problem)
+        for together in by_field.values():
+            self._unreadable(path, *together)
 
     def _unreadable(self, path: str, *problems: DataProblem) -> None:
         """Add one finding for all problems of a file that cannot be read."""
@@ -237,18 +250,18 @@ def _words(error: Exception) -> str:
     return f"cannot be read: {text.partition(chr(10))[0][:200]}"
 
 
-def _confirm(path: str, format: str | None, made: Measures, indices: Indices) -> Array:
-    assert format is not None
+def _confirm(again: Callable[[], ArrayFile], made: Measures, indices: Indices) -> Array:
     try:
-        return digests(path, format, made.field, indices)
+        return digests(again().field(made.field), indices)
     except UnreadableDataError:  # it was readable a moment ago; that it changed is reported by the scan
         return np.arange(len(indices), dtype=np.uint64)
 
 
-def _ctc(path: str, format: str | None, fields: dict[str | None, Measures], plan: Plan) -> list[DataFinding]:
-    assert format is not None
+def _ctc(
+    path: str, again: Callable[[], ArrayFile], fields: dict[str | None, Measures], plan: Plan
+) -> list[DataFinding]:
     try:
-        found = infeasible_samples(fields, plan.shapes, lambda name: read_array(path, format, name))
+        found = infeasible_samples(fields, plan.shapes, lambda name: read_array(again(), name))
     except UnreadableDataError:
         return []
     return [ctc_finding(path, found[0], found[1])] if found is not None and found[1] else []

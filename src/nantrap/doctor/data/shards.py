@@ -35,6 +35,7 @@ class Shard:
         path: the file.
         format: the name of its reader.
         field: the field to read, if the file's fields are read one by one.
+        fields: several small fields that are read together, each of them whole.
         start: the first sample.
         stop: the sample after the last; -1 for all.
         part: which part, for a reader that counts otherwise (row groups, pieces of a text).
@@ -46,6 +47,7 @@ class Shard:
     path: str
     format: str
     field: str | None = None
+    fields: tuple[str | None, ...] = ()
     start: int = 0
     stop: int = -1
     part: int = 0

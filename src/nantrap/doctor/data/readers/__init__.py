@@ -5,12 +5,14 @@ The name decides first, the content second: a file called .png that holds HTML i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nantrap.doctor.data.readers import arrays, arrow_files, csv_files, json_lines, tar_files
 from nantrap.doctor.data.readers.array_files import open_hdf5, open_npy, open_npz, open_torch
+from nantrap.doctor.data.readers.arrays import digests
 from nantrap.doctor.data.readers.images import EXTENSIONS, is_image
 from nantrap.doctor.data.readers.text_pieces import plan_lines
 from nantrap.doctor.data.roles import DataOptions
@@ -97,23 +99,21 @@ def combined(path: str, format: str | None, pieces: Sequence[Scanned], options: 
     return [_LINES[format](path, pieces, options)]
 
 
-def digests(path: str, format: str, field: str | None, indices: Array) -> Array:
-    """Digests of whole samples of a file of arrays."""
-    return arrays.digests(path, field, indices, _ARRAYS[format])
+def open_arrays(path: str, format: str) -> contextlib.AbstractContextManager[arrays.ArrayFile]:
+    """A file of arrays, to read samples again that have to be compared."""
+    return _ARRAYS[format](path)
 
 
-def read_array(path: str, format: str, field: str | None) -> Array | None:
+def read_array(file: arrays.ArrayFile, field: str | None) -> Array | None:
     """A whole field of a file of arrays, for the few rules that compare fields; `None` if it is no plain array."""
-    if format not in _ARRAYS:
+    each = file.field(field)
+    if each.samples is not None or each.kind not in ("int", "float", "bool", "image"):
         return None
-    with _ARRAYS[format](path) as file:
-        each = file.field(field)
-        if each.samples is not None or each.kind not in ("int", "float", "bool", "image"):
-            return None
-        return each.read(0, each.shape[0]).copy()
+    return each.read(0, each.shape[0]).copy()
 
 
 __all__ = [
-    "UnreadableDataError", "combined", "digests", "format_of", "format_of_content", "plan_file", "read_array",
+    "UnreadableDataError", "combined", "digests", "format_of", "format_of_content", "open_arrays", "plan_file",
+    "read_array",
     "scan_shard",
 ]  # fmt: skip

@@ -10,17 +10,26 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, direct_field, kind_of, memory_field, native
+from nantrap.doctor.data.limits import MOST_DEEP, MOST_FIELDS, MOST_MEMBERS, refuse_expansion, refuse_size
+from nantrap.doctor.data.readers.arrays import (
+    ArrayField,
+    ArrayFile,
+    direct_field,
+    kind_of,
+    memory_field,
+    native,
+    streamed_field,
+)
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import DataProblem, UnreadableDataError
 from nantrap.doctor.data.stored import StoredArray, StoredObject, as_stream, children, open_source, read_stored
@@ -55,9 +64,11 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
     with open_source(path) as source:
         if source.size == 0:
             raise UnreadableDataError("the file is empty")
+        _refuse_many_members(source)
         try:
             with as_stream(source) as stream, zipfile.ZipFile(stream) as archive:
-                fields, problems = _npz_members(source, archive)
+                members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+                fields, problems = _npz_members(source, archive, members[:MOST_FIELDS])
         except (zipfile.BadZipFile, EOFError, struct.error, NotImplementedError, ValueError) as error:
             if not source.read(0, 2).startswith(b"PK"):
                 raise UnreadableDataError("not an .npz archive: it does not begin with PK") from error
@@ -66,16 +77,17 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
                     "the zip archive has no directory at its end: the file is cut short"
                 ) from error
             raise UnreadableDataError(f"not a whole .npz archive: {error}") from error
-        yield ArrayFile(tuple(fields), tuple(problems), changed=source.changed)
+        unread = len(members[MOST_FIELDS:])
+        yield ArrayFile(tuple(fields), tuple(problems), changed=source.changed, unread=unread)
 
 
-def _npz_members(source: Any, archive: zipfile.ZipFile) -> tuple[list[ArrayField], list[DataProblem]]:
+def _npz_members(
+    source: Any, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
+) -> tuple[list[ArrayField], list[DataProblem]]:
     """The arrays of an `.npz` archive, and the problems of members that cannot be read."""
     fields, problems = [], []
-    for info in archive.infolist():
+    for info in members:
         name = info.filename.removesuffix(".npy")
-        if info.is_dir() or name == info.filename:
-            continue
         try:
             if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
                 header = source.read(info.header_offset, 30)
@@ -96,7 +108,7 @@ def _npy_field(name: str | None, source: Any, *, offset: int, size: int) -> Arra
     header = source.read(offset, min(size, 12))
     shape, fortran, dtype, length = _npy_header(header, lambda start, count: source.read(offset + start, count))
     held = size - length
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    needed = math.prod(shape) * dtype.itemsize
     if held < needed:
         raise UnreadableDataError(f"the file is cut: the header promises {needed:,} bytes of data, {held:,} are there")
     if fortran and len(shape) > 1:
@@ -110,22 +122,58 @@ def _npy_field(name: str | None, source: Any, *, offset: int, size: int) -> Arra
 
 
 def _npz_member(name: str, source: Any, info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArrayField:
-    """A compressed member of an archive, which is loaded whole when it is read."""
+    """A compressed member of an archive: read piece by piece, or whole if its order is not that of samples."""
     with archive.open(info) as member:
         head = member.read(min(info.file_size, _HEADER))
-    shape, _fortran, dtype, length = _npy_header(head[:12], lambda start, count: head[start : start + count])
+    shape, fortran, dtype, length = _npy_header(head[:12], lambda start, count: head[start : start + count])
+    needed = math.prod(shape) * dtype.itemsize
+    if info.file_size - length < needed:
+        raise UnreadableDataError("the header promises more data than the archive holds")
+    refuse_expansion(info.file_size, info.compress_size)
+
+    def opened() -> _Member:
+        return _Member(source, info)
+
+    if not fortran or len(shape) < 2:
+        return streamed_field(name, opened, skip=length, dtype=dtype, shape=shape)
+    refuse_size(needed, "a compressed array in Fortran order")
 
     def load() -> Any:
+        data = opened().read(length + needed)[length:]
+        if len(data) < needed:
+            raise UnreadableDataError("damaged: it ends before its last value")
+        return np.frombuffer(data, dtype=dtype).reshape(shape[::-1]).T
+
+    return memory_field(name, load, dtype=dtype, shape=shape)
+
+
+class _Member:
+    """The bytes of a compressed member of an archive. Holds the open archive."""
+
+    def __init__(self, source: Any, info: zipfile.ZipInfo) -> None:
+        self._archive = zipfile.ZipFile(as_stream(source))
+        self._stream = self._archive.open(info)
+
+    def read(self, count: int) -> bytes:
+        """The next bytes. Raises `UnreadableDataError` where they are damaged."""
         try:
-            with as_stream(source) as stream, zipfile.ZipFile(stream) as again, again.open(info) as member:
-                return np.lib.format.read_array(io.BytesIO(member.read()), allow_pickle=False)
+            return self._stream.read(count)
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
             raise UnreadableDataError(f"damaged: {error}") from error
 
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if info.file_size - length < needed:
-        raise UnreadableDataError("the header promises more data than the archive holds")
-    return memory_field(name, load, dtype=dtype, shape=shape)
+
+def _refuse_many_members(source: Any) -> None:
+    """Raise for an archive whose directory, which is read whole, has very many entries."""
+    window = source.read(max(0, source.size - 70_000), 70_000)
+    at = window.rfind(b"PK\x05\x06")
+    if at < 0 or at + 22 > len(window):
+        return
+    count, size = struct.unpack("<HI", window[at + 10 : at + 16])
+    wide = window.rfind(b"PK\x06\x06", 0, at)
+    if (count == 0xFFFF or size == 0xFFFFFFFF) and 0 <= wide <= len(window) - 48:
+        count, size = struct.unpack("<QQ", window[wide + 32 : wide + 48])
+    if count > MOST_MEMBERS or size > 100 * MOST_MEMBERS:
+        raise UnreadableDataError(f"not read: the archive has {count:,} members, at most {MOST_MEMBERS:,} are read")
 
 
 def _npy_header(head: bytes, read: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -167,26 +215,67 @@ def open_hdf5(path: str) -> Iterator[ArrayFile]:
             raise UnreadableDataError("the file is empty")
         try:
             with as_stream(source) as stream, h5py.File(stream, "r") as file:
-                found: list[Any] = []
-                file.visititems(lambda name, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-                yield ArrayFile(tuple(_hdf5_field(item) for item in found), changed=source.changed)
+                yield replace(_hdf5_fields(h5py, file), changed=source.changed)
         except (OSError, RuntimeError, KeyError) as error:
             raise UnreadableDataError(f"not a whole HDF5 file: {error}") from error
 
 
-def _hdf5_field(item: Any) -> ArrayField:
+def _hdf5_fields(h5py: Any, file: Any) -> ArrayFile:
+    """The datasets of a file, each once: groups may be linked into each other. Links by name are not followed."""
+    fields: list[ArrayField] = []
+    problems: list[DataProblem] = []
+    seen: set[Any] = set()
+    waiting = [(file, "", 0)]
+    too_deep = unread = 0
+    while waiting:
+        group, path, depth = waiting.pop()
+        inner = []
+        for name in group:
+            if len(fields) + len(problems) >= MOST_FIELDS:
+                unread += 1
+                continue
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            item = group[name]
+            known = h5py.h5o.get_info(item.id)
+            if (known.fileno, known.addr) in seen:
+                continue
+            seen.add((known.fileno, known.addr))
+            full = f"{path}{name}"
+            if isinstance(item, h5py.Group):
+                if depth < MOST_DEEP:
+                    inner.append((item, f"{full}/", depth + 1))
+                else:
+                    too_deep += 1
+            elif isinstance(item, h5py.Dataset):
+                try:
+                    if item.size:
+                        refuse_expansion(item.size * item.dtype.itemsize, item.id.get_storage_size())
+                    fields.append(_hdf5_field(full, item))
+                except UnreadableDataError as error:
+                    problems.append(DataProblem(str(error), full))
+            if unread > MOST_MEMBERS:
+                return ArrayFile(tuple(fields), tuple(problems), unread=unread)
+        waiting += reversed(inner)
+    if too_deep:
+        were = "group was" if too_deep == 1 else "groups were"
+        problems.append(DataProblem(f"{too_deep:,} {were} not read: more than {MOST_DEEP} groups are around it"))
+    return ArrayFile(tuple(fields), tuple(problems), unread=unread)
+
+
+def _hdf5_field(name: str, item: Any) -> ArrayField:
+    """One dataset, read by ranges of samples."""
     shape = tuple(item.shape or ()) or (1,)
     used, kind = kind_of(item.dtype, shape[1:])
-    return ArrayField(
-        item.name.lstrip("/"), used, kind, shape, _hdf5_reader(item, kind), math.prod(shape) * used.itemsize
-    )
+    return ArrayField(name, used, kind, shape, _hdf5_reader(item.file, name, kind), math.prod(shape) * used.itemsize)
 
 
-def _hdf5_reader(item: Any, kind: str) -> Callable[[int, int], Array]:
+def _hdf5_reader(file: Any, name: str, kind: str) -> Callable[[int, int], Array]:
     """A function that reads a range of samples of one HDF5 dataset."""
 
     def read(start: int, stop: int) -> Array:
         try:
+            item = file[name]  # an open dataset takes 50 kB, so none is held
             array = np.asarray(item[start:stop] if item.shape else np.asarray(item[()])[None])
         except (OSError, RuntimeError) as error:
             raise UnreadableDataError(f"damaged at sample {start:,}: {error}") from error

@@ -11,11 +11,12 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from nantrap.doctor.data.limits import MOST_FIELDS, MOST_SAMPLE, refuse_size
 from nantrap.doctor.data.measures import Measures, joined, measure, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Block, Rows, ValueKind, digest
@@ -25,7 +26,10 @@ _PIECE = 4 << 20
 """Bytes read and measured together: within the second-level cache or near it."""
 _SHARD = 64 << 20
 """Bytes of one piece of work."""
-_LONG = 1 << 20
+_SMALL = 1 << 16
+_SEVERAL = 64
+"""Arrays below 64 kB of a file with more than 64 arrays are read together."""
+LONG = 1 << 20
 """Samples of a field beyond which not every number per sample is kept."""
 _BUFFERS = threading.local()
 
@@ -57,18 +61,24 @@ class ArrayField:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFile:
-    """An open file of arrays, what of it could not be read, and what is worth knowing about it."""
+    """An open file of arrays, what of it could not be read, and what is worth knowing about it.
+
+    `unread` is the number of arrays beyond the limit that the reader did not look at.
+    """
 
     fields: tuple[ArrayField, ...]
     problems: tuple[DataProblem, ...] = ()
     notes: tuple[str, ...] = ()
     changed: Callable[[], bool] = lambda: False
+    unread: int = 0
+    _by_name: dict[str | None, ArrayField] = field(default_factory=dict)
 
     def field(self, name: str | None) -> ArrayField:
         """The field of this name."""
-        for each in self.fields:
-            if each.name == name:
-                return each
+        if not self._by_name:
+            self._by_name.update({each.name: each for each in reversed(self.fields)})
+        if name in self._by_name:
+            return self._by_name[name]
         raise UnreadableDataError(f"{name} is gone: the file changed while it was read")
 
 
@@ -76,68 +86,88 @@ Opener = Callable[[str], contextlib.AbstractContextManager[ArrayFile]]
 
 
 def plan(path: str, format: str, opener: Opener) -> Plan:
-    """Cut every array into shards of about 64 MB."""
+    """Cut every array into shards of about 64 MB; small arrays are put together, since each shard opens the file."""
     with opener(path) as file:
-        shards = []
+        shards: list[Shard] = []
+        small: list[ArrayField] = []
         shapes = {}
-        for each in file.fields:
+        problems = list(file.problems)
+        for each in file.fields[:MOST_FIELDS]:
             count = each.shape[0] if each.shape else 1
             if each.samples is None:
                 shapes[each.name] = tuple(each.shape[1:])
+                try:
+                    refuse_size(each.bytes // max(1, count), "a sample", MOST_SAMPLE)
+                except UnreadableDataError as error:
+                    problems.append(DataProblem(str(error), each.name))
+                    continue
+            if each.bytes < _SMALL and len(file.fields) > _SEVERAL:
+                small.append(each)
+                continue
             rows = count if each.whole or each.samples else max(1, _SHARD // max(1, each.bytes // max(1, count)))
             for start in range(0, max(count, 1), max(rows, 1)):
                 stop = min(count, start + rows)
                 size = each.bytes * (stop - start) // max(1, count)
-                shards.append(Shard(path, format, each.name, start, stop, bytes=size))
-        return Plan(tuple(shards), shapes, file.problems, file.notes)
+                shards.append(Shard(path, format, each.name, start=start, stop=stop, bytes=size))
+        if small:
+            names = tuple(each.name for each in small)
+            shards.append(Shard(path, format, fields=names, bytes=sum(each.bytes for each in small)))
+        rest = len(file.fields[MOST_FIELDS:]) + file.unread
+        if rest:
+            problems.append(
+                DataProblem(f"{rest:,} more entries were not read: at most {MOST_FIELDS:,} arrays of a file are")
+            )
+        return Plan(tuple(shards), shapes, tuple(problems), file.notes)
 
 
 def scan(shard: Shard, options: DataOptions, opener: Opener) -> Scanned:
-    """Measure some rows of one array."""
+    """Measure some rows of one array, or several small arrays."""
     made = Scanned()
     stem = os.path.basename(shard.path).partition(".")[0]
     with opener(shard.path) as file:
-        each = file.field(shard.field)
-        lone = len(file.fields) == 1
-        try:
-            if each.samples is not None:
-                made.measures = _scan_list(each, each.samples(), options, stem)
-            else:
-                made.measures = _scan_rows(each, shard, options, stem, lone=lone)
-        except UnreadableDataError as error:
-            made.problems.append(DataProblem(str(error), shard.field))
+        for name in shard.fields or (shard.field,):
+            each = file.field(name)
+            stop = each.shape[0] if shard.fields else shard.stop
+            lone = len(file.fields) == 1
+            try:
+                if each.samples is not None:
+                    made.measures += _scan_list(each, each.samples(), options, stem)
+                else:
+                    made.measures += _scan_rows(each, shard.start, stop, options, stem, lone=lone)
+            except UnreadableDataError as error:
+                made.problems.append(DataProblem(str(error), name))
         if file.changed():
             made.problems.append(DataProblem(CHANGED))
     return made
 
 
-def digests(path: str, field: str | None, indices: Array, opener: Opener) -> Array:
+def digests(each: ArrayField, indices: Array) -> Array:
     """Digests of whole samples, for the comparison of samples whose marks are equal."""
     made = np.empty(len(indices), dtype=np.uint64)
-    with opener(path) as file:
-        each = file.field(field)
-        position = 0
-        while position < len(indices):
-            last = position  # neighbours are read together: a constant field asks for every row
-            while last + 1 < len(indices) and indices[last + 1] == indices[last] + 1 and last - position < 4096:
-                last += 1
-            rows = each.read(int(indices[position]), int(indices[last]) + 1)
-            for offset, row in enumerate(rows):
-                made[position + offset] = digest(row)
-            position = last + 1
+    position = 0
+    while position < len(indices):
+        last = position  # neighbours are read together: a constant field asks for every row
+        while last + 1 < len(indices) and indices[last + 1] == indices[last] + 1 and last - position < 4096:
+            last += 1
+        rows = each.read(int(indices[position]), int(indices[last]) + 1)
+        for offset, row in enumerate(rows):
+            made[position + offset] = digest(row)
+        position = last + 1
     return made
 
 
-def _scan_rows(each: ArrayField, shard: Shard, options: DataOptions, stem: str, *, lone: bool) -> list[Measures]:
-    """The measures of a shard of one field, read in pieces."""
+def _scan_rows(
+    each: ArrayField, first: int, end: int, options: DataOptions, stem: str, *, lone: bool
+) -> list[Measures]:
+    """The measures of some rows of one field, read in pieces."""
     sample = tuple(each.shape[1:])
     width = max(1, math.prod(sample) * each.dtype.itemsize)
     rows = max(1, _PIECE // width)
     if each.kind == "other":
-        return [Measures(each.name, role_of(each.name or stem, options), "other", rows=shard.stop - shard.start)]
+        return [Measures(each.name, role_of(each.name or stem, options), "other", rows=end - first)]
     parts = []
-    for start in range(shard.start, shard.stop, rows):
-        stop = min(shard.stop, start + rows)
+    for start in range(first, end, rows):
+        stop = min(end, start + rows)
         block = Block(
             each.name,
             each.kind,
@@ -151,7 +181,7 @@ def _scan_rows(each: ArrayField, shard: Shard, options: DataOptions, stem: str, 
     if not parts:
         return [Measures(each.name, role_of(each.name or stem, options), each.kind)]
     whole = joined(parts)
-    return [thinned(whole) if each.shape[0] > _LONG else whole]
+    return [thinned(whole) if each.shape[0] > LONG else whole]
 
 
 def _scan_list(each: ArrayField, samples: list[Any], options: DataOptions, stem: str) -> list[Measures]:
@@ -222,6 +252,46 @@ def memory_field(
         return array.view(np.uint16) if kind == "half" else array
 
     return ArrayField(name, used, kind, full, read, math.prod(full) * dtype.itemsize, whole=True)
+
+
+def streamed_field(
+    name: str | None, opener: Callable[[], Any], *, skip: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> ArrayField:
+    """An array that is compressed as a whole: read from its beginning on, piece by piece.
+
+    Args:
+        name: its key.
+        opener: gives the stream of its bytes.
+        skip: bytes before the values.
+        dtype: of the values.
+        shape: of the array.
+    """
+    used, kind = kind_of(dtype, shape[1:])
+    full = shape or (1,)
+    row = math.prod(full[1:]) * dtype.itemsize
+    held: list[Any] = []
+    at = [0]
+
+    def read(start: int, stop: int) -> Array:
+        """Some rows; from the beginning again if they lie before those that were read last."""
+        if not held or start < at[0]:  # rows are asked for in order, but for the few that are compared again
+            held[:] = [opener()]
+            at[0] = 0
+            _pass_over(held[0], skip)
+        _pass_over(held[0], (start - at[0]) * row)
+        data = held[0].read((stop - start) * row)
+        at[0] = stop
+        if len(data) < (stop - start) * row:
+            raise UnreadableDataError(f"the array is cut from sample {start:,} on")
+        array = native(np.frombuffer(data, dtype=dtype).reshape(stop - start, *full[1:]))
+        return array.view(np.uint16) if kind == "half" else array
+
+    return ArrayField(name, used, kind, full, read, math.prod(full) * dtype.itemsize, whole=True)
+
+
+def _pass_over(stream: Any, count: int) -> None:
+    while count > 0 and (data := stream.read(min(count, _PIECE))):
+        count -= len(data)
 
 
 def _buffer(size: int) -> memoryview:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measures import Measures, joined, measure
-from nantrap.doctor.data.readers.arrays import kind_of
+from nantrap.doctor.data.arrow_sizes import batch_sizes
+from nantrap.doctor.data.limits import MOST_FIELDS, MOST_LINE, MOST_SAMPLE, refuse_size
+from nantrap.doctor.data.measures import Measures, joined, measure, thinned
+from nantrap.doctor.data.readers.arrays import LONG, kind_of
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Block, Rows, text_block
 from nantrap.doctor.data.shards import DataProblem, Plan, Scanned, Shard, UnreadableDataError
@@ -36,13 +38,19 @@ def plan(path: str, format: str) -> Plan:
     with _opened(path) as stream:
         if format == "parquet":
             file = arrow.parquet.ParquetFile(stream)
+            columns = len(file.schema)
+            if columns > MOST_FIELDS:
+                raise UnreadableDataError(f"not read: it has {columns:,} columns, at most {MOST_FIELDS:,} are read")
             shards, start = [], 0
             for part in range(file.num_row_groups):
                 group = file.metadata.row_group(part)
+                refuse_size(group.total_byte_size // max(1, group.num_rows), "a row", MOST_LINE)
                 stop = start + group.num_rows
-                shards.append(Shard(path, format, None, start, stop, part, group.total_byte_size))
+                shards.append(Shard(path, format, start=start, stop=stop, part=part, bytes=group.total_byte_size))
                 start = stop
             return Plan(tuple(shards) or (Shard(path, format, stop=0, part=-1),))
+        for size in batch_sizes(stream):
+            refuse_size(size, "a record batch", MOST_SAMPLE)
         stream.seek(0, 2)
         return Plan((Shard(path, format, bytes=stream.tell()),))
 
@@ -52,12 +60,19 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     arrow = _arrow()
     made = Scanned()
     parts: dict[str, list[Measures]] = {}
+    is_long = False
     with _opened(shard.path) as stream:
         try:
-            for start, batch in _batches(arrow, stream, shard):
+            for start, batch, total in _batches(arrow, stream, shard):
                 batch.validate(full=True)  # a forged offset would make pyarrow read outside its memory
+                if not is_long and max(total, made.samples) > LONG:  # not every number per row is kept
+                    is_long = True
+                    parts = {name: [thinned(joined(found))] for name, found in parts.items()}
                 for block in blocks_of_batch(batch, start, made):
-                    parts.setdefault(block.field or "", []).append(measure(block, options, file_stem=""))
+                    part = measure(block, options, file_stem="")
+                    if block.table:
+                        part.shapes = {}  # a column of numbers has one shape, and its indices need not be kept
+                    parts.setdefault(block.field or "", []).append(thinned(part) if is_long else part)
                 made.samples += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
             made.problems.append(
@@ -159,14 +174,16 @@ def _opened(path: str) -> Iterator[Any]:
                 raise UnreadableDataError(f"not a whole file of its kind: {_first_line(error)}") from error
 
 
-def _batches(arrow: Any, stream: Any, shard: Shard) -> Iterator[tuple[int, Any]]:
-    """Record batches with the number of their first row."""
+def _batches(arrow: Any, stream: Any, shard: Shard) -> Iterator[tuple[int, Any, int]]:
+    """Record batches with the number of their first row, and the number of all rows of the file; 0 if not known."""
     start = shard.start
     if shard.format == "parquet":
         if shard.part >= 0:
             file = arrow.parquet.ParquetFile(stream)
-            for batch in file.iter_batches(row_groups=[shard.part], batch_size=16_384):
-                yield start, batch
+            total = file.metadata.num_rows
+            size = 16_384 if total <= LONG else 262_144 // max(1, min(16, len(file.schema)))
+            for batch in file.iter_batches(row_groups=[shard.part], batch_size=size):
+                yield start, batch, total
                 start += batch.num_rows
         return
     try:
@@ -179,7 +196,7 @@ def _batches(arrow: Any, stream: Any, shard: Shard) -> Iterator[tuple[int, Any]]
         stream.seek(0)
         batches = iter(arrow.ipc.open_stream(stream))
     for batch in batches:
-        yield start, batch
+        yield start, batch, 0
         start += batch.num_rows
 
 

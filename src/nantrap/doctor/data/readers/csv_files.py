@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from nantrap.doctor.data.limits import MOST_FIELDS
 from nantrap.doctor.data.measures import Measures, joined, measure
 from nantrap.doctor.data.readers.arrow_files import csv_table
-from nantrap.doctor.data.readers.text_pieces import line_bounds, read_piece, whole_of
+from nantrap.doctor.data.readers.text_pieces import MOST_UTF16, PIECE, line_bounds, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import OTHER_WIDTH, Array, Block, Rows, line_digests, text_block
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 _ROWS = 20_000
-_HEAD = 64 << 10
+_HEAD = 1 << 20
 _EMPTY = frozenset((
     "", "#n/a", "#na", "-1.#ind", "-1.#qnan", "1.#ind", "1.#qnan", "<na>", "n/a", "na", "null", "none", "#div/0!",
     "#num!", "#value!", "nan", "-nan", "?",
@@ -67,9 +68,15 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
 
 def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scanned:
     """The pieces of one file, counted through the whole file."""
-    if any(piece.open_quote for piece in pieces[:-1]):  # a cell with line ends in it was cut: read it in one piece
-        with open_source(path) as source:
-            size = source.size
+    unclosed = [number for number, piece in enumerate(pieces[:-1]) if piece.open_quote]
+    with open_source(path) as source:
+        size = source.size
+    if unclosed and size > MOST_UTF16:
+        text = (
+            f"a quote in piece {unclosed[0]:,} of {PIECE:,} bytes is not closed: rows after it may not be counted right"
+        )
+        pieces[unclosed[0]].problems.append(DataProblem(text))
+    elif unclosed:  # a cell with line ends in it was cut: read it in one piece
         pieces = [scan(Shard(path, "csv", begin=0, end=size, bytes=size), options)]
     stopped = next((number for number, piece in enumerate(pieces) if piece.stopped), None)
     if stopped is not None:
@@ -106,6 +113,10 @@ def _layout(head: bytes, path: str, *, whole: bool) -> _Layout:
         raise UnreadableDataError(f"not readable as CSV: {error}") from error
     if first is None:
         raise UnreadableDataError("the file holds no row")
+    if not whole and "\n" not in text:
+        raise UnreadableDataError(f"not read: its first line is longer than {_HEAD:,} bytes")
+    if len(first) > MOST_FIELDS:
+        raise UnreadableDataError(f"not read: it has {len(first):,} columns, at most {MOST_FIELDS:,} are read")
     numbers = [cell for cell in first if _number(cell) is not None]
     counted = [cell for cell in first if cell.strip()] == [str(i) for i in range(len(numbers))] and len(numbers) > 1
     if numbers and not counted:

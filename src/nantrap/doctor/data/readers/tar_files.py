@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nantrap.doctor.data.limits import refuse_expansion, refuse_size
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import images
 from nantrap.doctor.data.readers.records import measure_records
@@ -47,7 +48,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     with open_source(shard.path) as source:
         with as_stream(source) as stream:
             try:
-                for key, members in _samples(stream):
+                for key, members in _samples(stream, source.size):
                     index = made.samples
                     record: dict[str, Any] = {}
                     for field, data in members:
@@ -63,6 +64,8 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                     if held > _BATCH:
                         measure_records(batch, options, parts)
                         batch, held = [], 0
+            except UnreadableDataError as error:
+                made.problems.append(DataProblem(f"after {counted(made.samples, 'sample')}: {error}"))
             except _DAMAGE as error:
                 made.problems.append(DataProblem(_damage(error, made.samples, is_tar=_is_tar(source))))
             measure_records(batch, options, parts)
@@ -82,14 +85,23 @@ def _damage(error: Exception, samples: int, *, is_tar: bool) -> str:
     return f"the archive is cut after {counted(samples, 'sample')}: {reason}"
 
 
-def _samples(stream: Any) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Samples in the order of the archive. Raises `TarError` where the archive is cut."""
+def _samples(stream: Any, size: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """Samples in the order of the archive. Raises `TarError` where the archive is cut, `UnreadableDataError` at a
+    limit.
+
+    Args:
+        stream: the archive.
+        size: its bytes.
+    """
     current: str | None = None
     members: list[tuple[str, bytes]] = []
     with tarfile.open(fileobj=stream, mode="r:*") as archive:
         for member in archive:
+            archive.members = []  # type: ignore[attr-defined] # all headers would be kept
+            refuse_expansion(member.offset_data + member.size, size)
             if not member.isfile():
                 continue
+            refuse_size(member.size, member.name)
             folder, name = posixpath.split(member.name)
             stem, _, extension = name.partition(".")
             if not stem or name.startswith("._"):
