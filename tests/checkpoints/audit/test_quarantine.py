@@ -151,9 +151,9 @@ def test_what_is_in_a_read_only_folder_stays_and_the_rest_moves(tmp_path: Path) 
     (tmp_path / "jail").mkdir()
     for folder, mode in (("shut", 0o555), ("open", 0o777), ("jail", 0o777)):
         os.chmod(tmp_path / folder, mode)
-    for folder in (tmp_path, *tmp_path.parents[:-1]):
-        if folder.owner() == "root" and "pytest" in str(folder):
-            os.chmod(folder, 0o755)
+    for above in (tmp_path, *tmp_path.parents[:-1]):
+        if above.owner() == "root" and "pytest" in str(above):
+            os.chmod(above, 0o755)
     child = os.fork()
     if child == 0:
         os.setuid(65534)
