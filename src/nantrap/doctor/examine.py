@@ -22,7 +22,7 @@ from nantrap.doctor.configuration.tree_files import read_tree
 from nantrap.doctor.files import Text, read_files
 from nantrap.doctor.report import SEVERITY_OF, DoctorReport, Fact, LeftOut
 from nantrap.doctor.repository import Repository, framework_of, sources_of, split_python
-from nantrap.doctor.source.module import Module, read_module
+from nantrap.doctor.source.module import Module, is_test, read_module
 from nantrap.incident.checks import CheckCode
 from nantrap.problems import Problem, ProblemPlace
 from nantrap.problems.problem import SEVERITIES
@@ -142,13 +142,15 @@ def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorRep
 
 
 def _read_python(text: Text, repository: Repository, names: Mapping[str, str]) -> None:
-    """Add a Python file and its settings to the repository; of a test only the module."""
+    """Add a Python file and its settings to the repository, unless it is a test or written for another library."""
+    if is_test(text.file, text.root):
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings
         module = read_module(text.text, file=text.file, root=text.root, extra=names)
-    repository.modules.append(module)
-    if module.is_test:
+    if module.is_foreign:
         return
+    repository.modules.append(module)
     for source in module.settings.sources:
         repository.sources += split_python(source)
 
@@ -192,8 +194,6 @@ def _run(repository: Repository) -> Iterable[Problem]:
             for found in check.function(source, repository):
                 yield _finding(check.row, source.file, found)
     for module in repository.modules:
-        if module.is_test:
-            continue
         yield from _run_module(module, repository)
 
 

@@ -86,6 +86,7 @@ class Repository:
 
     sources: list[SettingSource] = field(default_factory=list)
     modules: list[Module] = field(default_factory=list)
+    """The Python files that may train with PyTorch: no tests, and nothing written for another library."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What a check has found out about all files, so that it is found out once."""
 
@@ -196,7 +197,7 @@ class Repository:
     def clips(self) -> bool:
         """Whether any Python file clips gradients."""
         if "clips" not in self.kept:
-            self.kept["clips"] = any(module.clips for module in self.modules if not module.is_test)
+            self.kept["clips"] = any(module.clips for module in self.modules)
         return bool(self.kept["clips"])
 
     @property
@@ -206,7 +207,6 @@ class Repository:
             self.kept["names_dtype"] = any(
                 keyword.arg == "dtype"
                 for module in self.modules
-                if not module.is_test
                 for call, place in module.calls.get("autocast", ())
                 if not place.silent
                 for keyword in call.keywords
@@ -217,7 +217,7 @@ class Repository:
     def scales(self) -> bool:
         """Whether any Python file uses a GradScaler."""
         if "scales" not in self.kept:
-            self.kept["scales"] = any(module.scales for module in self.modules if not module.is_test)
+            self.kept["scales"] = any(module.scales for module in self.modules)
         return bool(self.kept["scales"])
 
 

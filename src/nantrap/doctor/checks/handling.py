@@ -406,7 +406,9 @@ def _zeroes_non_finite(event: LoopEvent) -> bool:
 def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condition: ast.If) -> Iterator[Sighting]:
     """The finding if a statement under a test for NaN sets the loss to zero, or returns zero in its place."""
     if isinstance(statement, ast.Assign):
-        named = [target for target in statement.targets if is_loss(target)]
+        tested = _loss_names(condition.test)
+        named = [each for each in statement.targets if is_loss(each)]
+        named = [each for each in named if dotted(each) in tested or not _always_zero(module, each, function)]
         if named and _is_zero(module, statement.value, function):
             yield _zero_loss(statement.lineno, ast.unparse(named[0]))
     elif isinstance(statement, ast.AugAssign):
@@ -424,6 +426,12 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
     elif isinstance(statement, (ast.With, ast.For)):
         for inner in statement.body:
             yield from _zeroed_loss(module, inner, function, condition)
+
+
+def _always_zero(module: Module, target: ast.expr, function: Function) -> bool:
+    """Whether a name is only ever given zero: then no loss was replaced."""
+    given = function.assigned.get(dotted(target), ())
+    return len(given) > 0 and all(_is_zero(module, value, function) for _, value in given)
 
 
 def _is_trained_on(module: Module, name: str, line: int, function: Function, *, skips: bool = False) -> bool:

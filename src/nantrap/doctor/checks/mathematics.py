@@ -101,7 +101,7 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
             condition, sides = call.args[0], [call.func.value, call.args[1]]
         else:
             continue
-        if _UNGUIDED.search(place.function.name.lower()):
+        if _UNGUIDED.search(place.function.name.lower()) or _of_an_optimizer(place.function):
             continue
         for side, chosen in zip(sides, (True, False), strict=True):
             risky, depends = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
@@ -307,6 +307,10 @@ def _is_setting(node: ast.expr, function: Function) -> bool:
     return value is not None and dotted(value).startswith("self.")
 
 
+def _of_an_optimizer(function: Function) -> bool:
+    return function.owner is not None and any("Optim" in name_of(base) for base in function.owner.bases)
+
+
 def _is_trained(module: Module, function: Function, repository: Repository) -> bool:
     """Whether a function is part of a forward pass or a loss, here or where other files call it.
 
@@ -314,9 +318,10 @@ def _is_trained(module: Module, function: Function, repository: Repository) -> b
     """
     if in_model(module, function):
         return True
-    others = [each for each in repository.modules if each is not module and not each.is_test]
+    others = [each for each in repository.modules if each is not module]
     callers = [(each, place) for each in others for _, place in each.calls.get(function.name, ()) if not place.silent]
-    return not others or any(in_model(each, place.function) for each, place in callers)
+    helps = function.owner is None and any(in_model(each, place.function) for each, place in callers)
+    return helps or not others
 
 
 def _risky(
@@ -324,7 +329,8 @@ def _risky(
 ) -> tuple[ast.expr | None, bool]:
     """The logarithm, root or division inside a branch whose argument nothing protects.
 
-    The second value says whether the argument also depends on what the condition does not test.
+    The second value says whether it takes more than the condition to know that the argument leaves its domain in
+    training: it depends on something else, too, or on given data alone.
     """
     guarded = _tested_names(condition)
     own = dotted(side)
@@ -358,7 +364,7 @@ def _risky(
             leaves = leaves_domain(module, function, kind, argument, test, chosen=chosen)
             if leaves is not False:
                 others = {name for name in names_in(argument) - guarded if name in _tensor_names(function)}
-                return each, bool(others) and not opaque
+                return each, (bool(others) and not opaque) or not _learns(module, argument, function, line)
     return None, True
 
 

@@ -103,7 +103,7 @@ def fp16_without_loss_scaling(source: SettingSource, repository: Repository) -> 
 @source_check("fp16_without_loss_scaling")
 def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A float16 autocast region whose backward uses no scaler."""
-    if "autocast" not in module.calls or module.is_test or _SCALER.search(module.text):
+    if "autocast" not in module.calls or _SCALER.search(module.text):
         return
     if "Accelerator" in module.calls or "scale_loss" in module.calls:
         return
@@ -174,7 +174,7 @@ def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator
 @source_check("amp_without_dtype")
 def autocast_under_accelerator(module: Module, repository: Repository) -> Iterator[Sighting]:
     """`torch.autocast("cuda")` in a script that is run by Accelerate: it does not follow the launcher."""
-    if "autocast" not in module.calls or "Accelerator" not in module.calls or module.is_test:
+    if "autocast" not in module.calls or "Accelerator" not in module.calls:
         return
     if "GradScaler" in module.calls:
         return
@@ -371,14 +371,13 @@ def _overridden(source: SettingSource, repository: Repository) -> bool:
 
 def _takes_float16(repository: Repository) -> bool:
     """Whether a region without a dtype can be float16: the code opens one, or no training code was read."""
-    modules = [each for each in repository.modules if not each.is_test]
-    for module in modules:
+    for module in repository.modules:
         for call, _place in module.calls.get("autocast", ()):
             given = {keyword.arg for keyword in call.keywords}
             devices = [value for node in (*call.args, keyword_of(call, "device_type")) if (value := module.value(node))]
             if module.resolve(call.func) in _AUTOCAST and "dtype" not in given and "cpu" not in devices:
                 return True
-    return not any("backward" in module.calls for module in modules)
+    return not any("backward" in module.calls for module in repository.modules)
 
 
 def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | None:
@@ -431,7 +430,7 @@ def _differentiating(module: Module) -> Iterator[LoopFlow]:
 
 
 def _all_flows(module: Module, needed: str) -> Iterator[LoopFlow]:
-    if needed not in module.calls or "step" not in module.calls or module.is_test:
+    if needed not in module.calls or "step" not in module.calls:
         return
     for function in module.functions:
         if not function.silent and not isinstance(function.node, ast.Lambda):

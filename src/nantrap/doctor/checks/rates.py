@@ -200,15 +200,14 @@ def _is_too_high(source: SettingSource, rate: float, repository: Repository) -> 
     It does so if a Trainer of transformers gets it, if the settings beside it are those of a transformer, if it is 0.1
     or more and nothing schedules it, or if no network was read at all: then only the rate itself is known.
     """
-    modules = [module for module in repository.modules if not module.is_test]
-    own = [module.settings for module in modules if module.file == source.file]
+    own = [module.settings for module in repository.modules if module.file == source.file]
     beside = {each.names[-1] for each in source.settings}.union(*(each.constants | each.defaults for each in own))
     if source.framework == "hf" or any(map(_TRANSFORMER.match, beside)):
         return True
-    if not any(_makes_network(module) for module in modules):
+    if not any(map(_makes_network, repository.modules)):
         return True
     scheduled = any("sched" in name for each in source.settings for name in each.names)
-    return rate >= _NEVER and not scheduled and not any(map(_schedules, modules))
+    return rate >= _NEVER and not scheduled and not any(map(_schedules, repository.modules))
 
 
 def _makes_network(module: Module) -> bool:
@@ -218,11 +217,8 @@ def _makes_network(module: Module) -> bool:
 
 
 def _is_demonstration(module: Module) -> bool:
-    """Whether a file trains nothing with PyTorch: another library, or a demonstration of itself under `__main__`."""
-    trains = {"backward", "fit", "train", "main"} & module.calls.keys()
-    libraries = {target.split(".")[0] for target in module.imports.values()}
-    foreign = bool(libraries & {"jax", "flax", "tensorflow"}) and "torch" not in libraries
-    return foreign or ("__main__" in module.text and not trains)
+    """Whether a file trains nothing, but shows what it defines under `__main__`."""
+    return "__main__" in module.text and {"backward", "fit", "train", "main"}.isdisjoint(module.calls)
 
 
 def _schedules(module: Module) -> bool:

@@ -123,7 +123,7 @@ def flow_of(module: Module, function: Function) -> LoopFlow:
 
 def training_flows(module: Module) -> list[LoopFlow]:
     """The flows of every training function of a file that is not silent."""
-    if module.is_test or not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
+    if not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
         return []
     flows = [
         flow_of(module, each) for each in module.functions if not each.silent and not isinstance(each.node, ast.Lambda)

@@ -22,6 +22,7 @@ _LAYERS: Final = {"Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log
 _LEAVES: Final = frozenset(
     {ast.Name, ast.Constant, ast.Load, ast.Store, ast.Add, ast.Sub, ast.Mult, ast.Eq, ast.Div, ast.Pow}
 )
+_OTHERS: Final = frozenset({"jax", "flax", "tensorflow", "keras", "paddle", "mindspore", "mlx", "tinygrad"})
 _TEST_FILE: Final = re.compile(r"(^test_.*|.*_test|conftest)\.py$")
 _TEST_FOLDERS: Final = frozenset({"test", "tests", "testing", "unittests", "unit_tests"})
 
@@ -76,7 +77,6 @@ class Module:
     text: str
     settings: PythonSettings = field(init=False)
     """What the file sets; read when the walk is over."""
-    is_test: bool = False
     imports: dict[str, str] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
     by_name: dict[str, list[Function]] = field(default_factory=dict)
@@ -147,6 +147,12 @@ class Module:
         return around[-1] if around else None  # functions are in the order of their lines, inner ones later
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether the file is written for another library than PyTorch."""
+        heads = {target.split(".")[0] for target in self.imports.values()}
+        return "torch" not in self.text and not _OTHERS.isdisjoint(heads)
+
+    @property
     def clips(self) -> bool:
         """Whether gradients are clipped anywhere in the file."""
         return any("clip_grad" in name or name == "clip_gradients" for name in self.calls)
@@ -161,7 +167,6 @@ def read_module(text: str, *, file: str, root: str = "", extra: Mapping[str, str
     """Parse a file and walk over it once. Raises SyntaxError, ValueError or RecursionError like `ast.parse`."""
     tree = ast.parse(text)
     module = Module(file, tree, text)
-    module.is_test = _is_test(file, root)
     module.lines = text.splitlines()
     module.folders = frozenset(_inside(file, root)[:-1])
     _Walk(module).run()
@@ -189,7 +194,7 @@ def _silence(module: Module) -> None:
         place.silent = place.silent or id(place.function) in found
 
 
-def _is_test(file: str, root: str) -> bool:
+def is_test(file: str, root: str) -> bool:
     """Test files, and files in a folder of tests below the given path."""
     if _TEST_FILE.match(os.path.basename(file)):
         return True
@@ -220,9 +225,9 @@ class _Walk:
 
     def run(self) -> None:
         module = self.module
-        top = Function(module.tree, "", silent=module.is_test)
+        top = Function(module.tree, "")
         module.functions.append(top)
-        self.block(module.tree.body, _Around(top, silent=module.is_test))
+        self.block(module.tree.body, _Around(top))
 
     def block(self, statements: list[ast.stmt], around: _Around) -> None:
         """Read statements one after the other."""
@@ -280,9 +285,7 @@ class _Walk:
     def function(self, node: ast.FunctionDef, parent: Function, owner: ast.ClassDef | None) -> None:
         """Note a function and read its body; tests and code without gradients are marked silent."""
         module = self.module
-        silent = (
-            module.is_test or node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
-        )
+        silent = node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
         silent = silent or (parent.silent and not isinstance(parent.node, ast.Module))
         for decorator in node.decorator_list:
             target = decorator.func if isinstance(decorator, ast.Call) else decorator
