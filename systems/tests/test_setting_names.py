@@ -10,7 +10,7 @@ import pytest
 
 import nantrap_systems
 from nantrap.doctor.configuration.names import MEANINGS, declared_names
-from nantrap.doctor.examine import examine_repository
+from nantrap.doctor.examine import examine, examine_repository
 from nantrap.doctor.suggest import edits_for
 
 if sys.version_info >= (3, 11):
@@ -49,3 +49,11 @@ def test_every_declared_name_has_a_meaning(declared: dict[str, str]) -> None:
 def test_streams_follow_the_ladder(level: str, why: str, new: str) -> None:
     report, repository = examine_repository([str(CONFIG)])
     assert (why, new) in {(each.why, each.new) for each in edits_for(report, repository, level=level)}
+
+
+@pytest.mark.parametrize("name", ["radiodiff", "latentdlm", "restran_mhc", "temi", "pixeldlm"])
+def test_the_configuration_of_a_system_passes_the_doctor(name: str) -> None:
+    folder = CONFIG.parents[1] / name
+    settings = [path for path in folder.iterdir() if path.stem in ("accelerate", "config", "settings")]
+    assert settings
+    assert [examine([str(path)]).findings for path in settings] == [()] * len(settings)

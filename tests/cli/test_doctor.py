@@ -238,3 +238,35 @@ def test_names_cannot_reach_the_terminal(radiodiff: Path, capsys: pytest.Capture
     (radiodiff / "radio.yaml").write_text('optimizer: "adam\\e[31m"\nlr: 0.5\n')
     main(["doctor", "radio.yaml"])
     assert "\x1b[31m" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("loss", "found", "problem"),
+    [
+        ("model(batch).sum()", "fits: one step takes", ""),
+        ("model(batch).sum() + torch.empty(1 << 50).sum()", "tried", "does not fit into the memory of cpu"),
+        ("model(batch).sum() + missing", "tried", "the step fails: NameError: name 'missing' is not defined"),
+    ],
+)
+def test_whether_one_batch_fits_into_memory(
+    loss: str,
+    found: str,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "one_batch", raising=False)
+    (tmp_path / "one_batch.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Linear(4, 4)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    batch = torch.ones(2, 4)\n"
+        f"    return dict(model=model, optimizer=optimizer, batch=batch, loss=lambda model, batch: {loss})\n"
+    )
+    main(["doctor", "--install", "one_batch:make", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["one batch"]["found"].startswith(found)
+    assert rows["one batch"]["problem"] == problem

@@ -25,7 +25,9 @@ class DoctorCommand:
     PATH is a file or a folder (default: this one). It reads YAML, JSON, TOML, Hydra folders, DeepSpeed and Accelerate
     files, Python (constants, dicts, argparse defaults, calls that take settings, training loops) and launch lines in
     shell scripts. First the settings in force are shown, then what is wrong with them, with risk and fix. A comment
-    `# nantrap: ignore[NT851]` silences a line. Exit code 0: nothing of high risk; 1: something; 2: wrong use.
+    `# nantrap: ignore[NT851]` silences a line. `--install MODULE:FACTORY`, as preflight takes it, is the exception: it
+    runs one step of your own code to see whether a batch fits into memory. Exit code 0: nothing of high risk; 1:
+    something; 2: wrong use.
     """
 
     name = "doctor"
@@ -40,12 +42,17 @@ class DoctorCommand:
         add("--suggest", choices=LEVELS, help="print safer (or, after a stable run, bolder) settings as a patch")
         add("--fix", action="store_true", help="apply the patch after showing it; the old file is kept as FILE.bak")
         add("--checkpoint", metavar="FILE", help="count the weights that a pure bf16 update cannot move")
-        add("--install", action="store_true", help="check this installation instead: versions, devices, extras")
+        add(
+            "--install",
+            action="store_true",
+            help="check this installation instead; with MODULE:FACTORY also whether one batch fits into memory",
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Examine the paths and print the report in the chosen format; 1 if it has a finding of high risk."""
         if arguments.install:
-            return _install(as_json=arguments.json or arguments.format == "json")
+            factory = next((path for path in arguments.paths if ":" in path), "")
+            return _install(factory, as_json=arguments.json or arguments.format == "json")
         from nantrap.doctor.examine import examine_repository
         from nantrap.doctor.report import as_github, as_lines, as_sarif
 
@@ -129,11 +136,11 @@ def _mapping(path: str) -> dict[str, str]:
     return found
 
 
-def _install(*, as_json: bool) -> int:
+def _install(factory: str, *, as_json: bool) -> int:
     """Print versions, devices and extras of this installation; 1 if there is a problem."""
     from nantrap.doctor.install import as_dict, examine_installation
 
-    rows = examine_installation()
+    rows = examine_installation(factory)
     if as_json:
         print(json.dumps(as_dict(rows), indent=2))
     else:

@@ -1,4 +1,7 @@
-"""`nantrap doctor --install`: versions, devices, memory, extras, and what is missing."""
+"""`nantrap doctor --install`: versions, devices, memory, extras, and what is missing.
+
+With a factory, as `nantrap preflight` takes it, one step is made, to see whether a batch fits into memory.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,12 @@ class InstallRow:
     fix: str = ""
 
 
-def examine_installation() -> list[InstallRow]:
-    """Everything about this machine and this environment."""
+def examine_installation(factory: str = "") -> list[InstallRow]:
+    """Everything about this machine and this environment.
+
+    Args:
+        factory: `module:function` that makes model and batch; it is run to see whether one batch fits into memory.
+    """
     rows = [
         InstallRow("nantrap", "nantrap", __version__),
         InstallRow("nantrap", "python", platform.python_version()),
@@ -43,7 +50,7 @@ def examine_installation() -> list[InstallRow]:
     ]
     rows += [_package(name, least) for name, least in _NEEDED]
     rows += _devices()
-    rows += _memory()
+    rows += [*_memory(), _one_batch(factory)]
     rows += _extras()
     return rows
 
@@ -130,6 +137,39 @@ def _memory() -> list[InstallRow]:
         )
     )
     return rows
+
+
+def _one_batch(factory: str) -> InstallRow:
+    """Whether one step fits into memory, with a copy of the model, and how much it takes."""
+    if not factory:
+        return InstallRow("memory", "one batch", "not tried: `nantrap doctor --install MODULE:FACTORY` makes one step")
+    import torch
+
+    from nantrap.doctor.preflight.subject import make_subject, try_step
+
+    subject = make_subject(factory, {})
+    cuda = subject.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(subject.device)
+    before = 0 if cuda else _peak()
+    result = try_step(subject, diagnose=False)
+    taken = torch.cuda.max_memory_allocated(subject.device) if cuda else _peak() - before
+    if not result.error:
+        return InstallRow("memory", "one batch", f"fits: one step takes {taken / 1e9:.2f} GB on {subject.device}")
+    full = any(words in result.error for words in ("out of memory", "OutOfMemory", "MemoryError", "can't allocate"))
+    problem = f"does not fit into the memory of {subject.device}" if full else f"the step fails: {result.error}"
+    fix = "halve the batch size and double the accumulation" if full else f"nantrap preflight {factory}"
+    return InstallRow("memory", "one batch", "tried", problem, fix)
+
+
+def _peak() -> int:
+    """The most memory that this process has had, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if platform.system() == "Darwin" else most * 1024
 
 
 def _extras() -> list[InstallRow]:

@@ -180,12 +180,15 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
             continue
         bound = number(module.value(limit, place.function))
         wide = bound is not None and _NO_LIMIT <= bound < float("inf")
-        if is_loss(found.operand) or (wide and _is_prediction(found.operand) and in_model(module, place.function)):
+        made = place.statement.targets if isinstance(place.statement, ast.Assign) else []
+        predicted = any(map(_is_prediction, (found.operand, *made)))
+        if is_loss(found.operand) or (wide and predicted and in_model(module, place.function)):
             yield Sighting(
                 "medium",
                 call.lineno,
                 ast.unparse(call)[:80],
-                f"{name_of(core(found.operand))} is clamped: above the limit its gradient is zero, and NaN passes",
+                f"{name_of(core(found.operand)) or ast.unparse(found.operand)[:60]} is clamped: above the limit its "
+                "gradient is zero, and NaN passes",
                 "clip the gradients instead",
             )
 
@@ -419,8 +422,8 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
         if isinstance(func, ast.Attribute) and func.attr == "zero_" and is_loss(func.value):
             yield _zero_loss(statement.lineno, ast.unparse(func.value))
     elif isinstance(statement, ast.Return) and statement.value is not None:
-        tested = [each for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))]
-        loss = next((ast.unparse(each) for each in tested if is_loss(each)), "")
+        chains = [each for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))]
+        loss = next((ast.unparse(each) for each in chains if is_loss(each)), "")
         if loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
             yield _zero_loss(statement.lineno, loss)
     elif isinstance(statement, (ast.With, ast.For)):

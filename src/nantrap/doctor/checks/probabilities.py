@@ -269,6 +269,8 @@ def _unfloored_probabilities(module: Module, node: ast.expr, function: Function,
             inner = peeled(module, summed.operand)
     if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div):
         inner = inner.left
+    power = is_operation(module, inner, "pow")
+    inner = power.operand if power is not None and power.operand is not None else inner
     multiplied = isinstance(inner, ast.BinOp) and isinstance(inner.op, (ast.Mult, ast.Pow))
     if not multiplied or has_epsilon(module, whole, function) or not in_model(module, function):
         return None

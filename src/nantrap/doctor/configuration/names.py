@@ -259,8 +259,10 @@ def _in_section(leaf: str, section: str) -> str | None:
             return "bf16"
     if section in ("amp", "mixed_precision", "autocast") and leaf == "dtype":
         return "precision"
-    if section in ("resume",) and leaf in ("path", "checkpoint", "from"):
+    if section == "resume" and leaf in ("path", "checkpoint", "from"):
         return "resume"
+    if section in ("temperature", "temperatures", "temp") and leaf in ("student", "teacher"):
+        return "temperature"
     return None
 
 

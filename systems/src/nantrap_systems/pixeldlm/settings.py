@@ -73,7 +73,7 @@ class TrainingSettings:
     """`training:` in the config. `loss_weight` multiplies the loss; `loss_scaling` is the GradScaler of fp16."""
 
     optimizer: str = "adamw"
-    learning_rate: float = 1e-2
+    learning_rate: float = 1e-2  # nantrap: ignore[lr_high]: so small a model learns at it
     weight_decay: float = 0.01
     warmup_steps: int = 10
     batch_size: int = 16
