@@ -9,13 +9,17 @@ guard can break a program that is right. Each run draws a loop and its faults. I
     bit-identity  of the same loop without a fault
 
     python benchmarks/held_graphs.py                     about 200 faults
-    python benchmarks/held_graphs.py --faults 10000      in one process
+    python benchmarks/held_graphs.py --faults 10000 --diagnose-every 16 --results FILE
     python benchmarks/held_graphs.py --loop gan --seed 7
+
+With `--results` a line is written after each run, and the same command goes on behind the last one. A run that takes
+longer than `--limit` ends the storm, with the stack of every thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import json
 import math
@@ -338,27 +342,38 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--steps", type=int, default=10, help="of each run")
     parser.add_argument("--diagnose-every", type=int, default=4, help="diagnose in every n-th run, contain in all")
+    parser.add_argument("--results", type=Path, help="a file with a line for each run; what it has is not run again")
+    parser.add_argument("--limit", type=float, default=300, help="seconds that one run may take")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    faults = runs = 0
-    wrong: list[str] = []
-    began = time.perf_counter()
+    done = [json.loads(line) for line in args.results.open()] if args.results and args.results.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(itertools.cycle(args.loop or LOOPS)):
-            if faults >= args.faults:
+            if number < len(done):
+                continue
+            if sum(each["faults"] for each in done) >= args.faults:
                 break
+            faulthandler.dump_traceback_later(args.limit, exit=True)
+            began = time.perf_counter()
             diagnose = number // len(LOOPS) % args.diagnose_every == 0
-            more, found = storm(name, args.seed + number, Path(folder), steps=args.steps, diagnose=diagnose)
-            faults, runs, wrong = faults + more, runs + 1, wrong + found
-            if found and not args.json:
-                print(*found, sep="\n", flush=True)
-    result: dict[str, Any] = {"faults": faults, "runs": runs, "wrong": wrong}
-    seconds = time.perf_counter() - began
-    print(
-        json.dumps(result) if args.json else f"{faults:,} faults in {runs:,} runs, {len(wrong)} wrong, {seconds:.0f} s"
-    )
-    return 1 if wrong else 0
+            faults, wrong = storm(name, args.seed + number, Path(folder), steps=args.steps, diagnose=diagnose)
+            done.append({"faults": faults, "wrong": wrong, "seconds": round(time.perf_counter() - began, 2)})
+            if args.results:
+                with args.results.open("a") as file:
+                    print(json.dumps(done[-1]), file=file)
+            if wrong and not args.json:
+                print(*wrong, sep="\n", flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    result: dict[str, Any] = {
+        "faults": sum(each["faults"] for each in done),
+        "runs": len(done),
+        "wrong": [words for each in done for words in each["wrong"]],
+        "seconds": round(sum(each["seconds"] for each in done)),
+    }
+    words = "{faults:,} faults in {runs:,} runs, {count} wrong, {seconds} s"
+    print(json.dumps(result) if args.json else words.format(**result, count=len(result["wrong"])))
+    return 1 if result["wrong"] else 0
 
 
 if __name__ == "__main__":

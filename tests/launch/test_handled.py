@@ -325,6 +325,27 @@ def test_inputs_that_the_script_cleans_are_counted(settings: RunSettings, capsys
     assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [BAD]
 
 
+def test_what_the_guard_itself_replaces_is_not_cleaned_by_the_script(
+    settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It compares a bad input with the batch of the loader to find the sample."""
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        data = TensorDataset(*(torch.cat(part) for part in zip(*batches(bad=BAD), strict=True)))
+        try:
+            for x, y in DataLoader(data, batch_size=8):
+                optimizer.zero_grad()
+                F.binary_cross_entropy(net(x * 2).sigmoid(), y.sigmoid()).backward()
+                optimizer.step()
+        except RuntimeError as error:
+            for loop in attachment.registry:
+                loop.explain(error)
+        summary = RunSummary.of(attachment)
+    assert summary.incidents == 1
+    assert "nan_to_num" not in capsys.readouterr().err + "".join(summary.lines(1))
+
+
 def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: RunSettings) -> None:
     """The script calls `optimizer.step()` for every batch, also where it ran no backward pass."""
     with attached(settings) as attachment:

@@ -12,6 +12,7 @@ from nantrap.finite.check import (
 )
 from nantrap.finite.norm import (
     clip_with_norm,
+    exact_local_norm,
     exact_norm,
     flag_norm,
     gradient_norm,
@@ -34,6 +35,7 @@ __all__ = [
     "any_nonfinite",
     "clip_with_norm",
     "dtype_name",
+    "exact_local_norm",
     "exact_norm",
     "first_nonfinite_index",
     "flag_norm",

@@ -41,6 +41,17 @@ _ALL_LEFT_OUT = "the script left every micro-batch of this step out"
 _BATCH_LEFT_OUT = "the script left this batch out before it called the model"
 
 
+def read_norm_alone(session: Session, driver: Driver) -> float:
+    """Read the norm of the gradients as they are now, for what this rank alone has seen.
+
+    Of sharded gradients it is that of this rank's shards: the whole one would wait for ranks that do not ask.
+    """
+    gradients = session.protected.members.gradients()
+    if any(hasattr(gradient, "to_local") for gradient in gradients):
+        return finite.exact_local_norm(gradients)
+    return finite.read([driver.norm()])[0]
+
+
 class EventRecorder:
     """Records the events of a script that have a non-finite value, and counts them.
 
@@ -172,7 +183,7 @@ class EventRecorder:
     def read_norm(self) -> float:
         """Read the norm of the gradients as they are now."""
         with self._of_guard():
-            return finite.read([self._driver.norm()])[0]
+            return read_norm_alone(self._session, self._driver)
 
     def _restore(self) -> None:
         if not self._observes:

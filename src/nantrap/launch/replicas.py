@@ -42,7 +42,7 @@ which is ours. A group that ends meanwhile keeps the GIL and waits for that thre
 
 _PATIENCE = timedelta(seconds=5)
 """How long the first rank waits at its end for the checksums of ranks that are behind."""
-_TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup")
+_TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup", "pair closure")
 """One of these is in the text of an error by which a collective ends when another rank does not take part."""
 
 
@@ -53,7 +53,7 @@ def lost_rank_in_words(error: BaseException, run_dir: Path | None) -> str:
     """
     if not isinstance(error, RuntimeError) or isinstance(error, RankLostError) or not several_ranks():
         return ""
-    if not any(name in str(error) for name in _TRANSPORTS):
+    if not isinstance(error, dist.DistError) and not any(name in str(error) for name in _TRANSPORTS):
         return ""
     size, rank = dist.get_world_size(), dist.get_rank()
     who = f"rank {1 - rank}" if size == 2 else "another rank"

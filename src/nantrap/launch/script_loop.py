@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.collect import Collector
+from nantrap.guard.event_recorder import read_norm_alone
 from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.graphs import EXPLAINED_AFTER
 from nantrap.guard.loss import NO_TERMS, Loss
@@ -408,9 +409,10 @@ class ScriptLoop:
 
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
-        if self.collector.root_call is not None and self._batches.last:
-            self._position.note(self.collector.root_call, bad=True)
-        return explain_exception(self.session, self.collector, error)
+        with self._activity.of_guard():
+            if self.collector.root_call is not None and self._batches.last:
+                self._position.note(self.collector.root_call, bad=True)
+            return explain_exception(self.session, self.collector, error)
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
@@ -499,7 +501,7 @@ class ScriptLoop:
         if window is None:
             abandoned = self.detector.record_abandoned() or self.detector.is_recorded
             self.detector.is_recorded = False
-            if abandoned and not finite.read([self.driver.norm()])[0]:
+            if abandoned and not read_norm_alone(self.session, self.driver):
                 self.refused = self.policy.on_incident != "observe"
                 if self.refused:
                     return None

@@ -40,7 +40,7 @@ from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.locate.twoline.infer import infer_source
 
 _NO_CALL = (
-    "the guard saw no call of the model in this step (its session were called directly), so only the graph could be "
+    "the guard saw no call of the model in this step (its parts were called directly), so only the graph could be "
     "read; guard.attempt(fn, batch) shows more"
 )
 
