@@ -76,7 +76,9 @@ class Attachment:
         return self._owner != os.getpid()
 
     def end_in_child(self) -> None:
-        """A forked process ends without the end of `nantrap run`: its journal is written, and its summary printed."""
+        """A process that the script started ends without the end of `nantrap run`: its journal is written, its summary
+        printed, and the process that started it learns how it ended."""
+        from nantrap.launch.started import tell_end
         from nantrap.launch.summary import RunSummary, print_summary
 
         if self not in _living or not any(True for _ in self.registry):
@@ -84,6 +86,8 @@ class Attachment:
         self.registry.record_abandoned()
         summary = RunSummary.of(self)
         self.detach()
+        if self.registry.reports_to:
+            tell_end(self.registry.reports_to, summary)
         print_summary(summary, 3 if summary.stopped else 0, self.registry.settings)
 
     def detach(self) -> None:

@@ -1,9 +1,9 @@
 """Processes that a script starts to train in: each is guarded separately, and writes its own journal.
 
-`torch.multiprocessing.spawn` runs a function in new interpreters, which have to attach; a forked one is attached as its
-parent is. Launchers (Lightning's own, `torch.distributed.run`, DeepSpeed) start `python train.py` once more for each
-rank. The others would have to decide without a rank that has no guard, so the command becomes `python -m nantrap run
-train.py`, and the settings are passed in the environment.
+`torch.multiprocessing.spawn` and `multiprocessing.Process` run a function in new interpreters, which have to attach
+(`started.py`); a forked one is attached as its parent is. Launchers (Lightning's own, `torch.distributed.run`,
+DeepSpeed) start `python train.py` once more for each rank. The others would have to decide without a rank that has no
+guard, so the command becomes `python -m nantrap run train.py`, and the settings are passed in the environment.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import multiprocessing.process
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.multiprocessing.spawn
@@ -21,7 +21,8 @@ import torch.multiprocessing.spawn
 from nantrap.errors import NonFiniteError
 from nantrap.launch.patches import Patches
 from nantrap.launch.registry import OptimizerRegistry
-from nantrap.launch.settings import RunSettings, as_environment
+from nantrap.launch.settings import as_environment
+from nantrap.launch.started import GuardedFunction
 
 _RANKS = ("RANK", "LOCAL_RANK")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -34,53 +35,37 @@ def install(patches: Patches, registry: OptimizerRegistry) -> None:
     _install_processes(patches, registry)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedFunction:
-    """A function that a child process runs under guard."""
-
-    function: Callable[..., Any]
-    settings: RunSettings
-
-    def __call__(self, number: int, *args: Any) -> None:
-        from nantrap.launch.attach import Attachment, current
-        from nantrap.launch.summary import RunSummary, print_summary
-
-        settings, attachment = replace(self.settings, process=number), current()
-        if attachment is None:
-            attachment = Attachment(settings)
-        else:  # a forked process is attached already
-            attachment.begin_in_child(settings)
-        try:
-            self.function(number, *args)
-        finally:
-            summary = RunSummary.of(attachment)
-            attachment.detach()
-            if summary.optimizers:
-                print_summary(summary, 3 if summary.stopped else 0, self.settings)
-
-
 def _install_spawn(patches: Patches, registry: OptimizerRegistry) -> None:
     """Guard every process of `mp.spawn` separately."""
     module = sys.modules["torch.multiprocessing.spawn"]
 
     def start(original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         registry.has_children = True
-        return original(GuardedFunction(fn, replace(registry.settings, json=False)), *args, **kwargs)
+        guarded = GuardedFunction(fn, replace(registry.settings, json=False), registry.reports.open())
+        return original(guarded, *args, **kwargs)
 
     patches.wrap(module, "start_processes", start)
     patches.put(torch.multiprocessing, "start_processes", vars(module)["start_processes"])
 
 
 def _install_processes(patches: Patches, registry: OptimizerRegistry) -> None:
-    """Count the new interpreters that the script starts by `multiprocessing`. They are not guarded: most of them train
-    nothing (an environment, a reader of files), and would have to import torch for it."""
+    """Guard what the script starts by `multiprocessing`: workers that train one model in shared memory, and others.
+
+    A new interpreter is guarded if its function has imported torch by then; else it is counted.
+    """
 
     def start(original: Any, self: Any) -> None:
+        """Starts the process with a guarded function in the place of its own."""
         function = getattr(self, "_target", None)  # forgotten when it has started
-        original(self)
         method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
-        if method != "fork" and not str(getattr(function, "__module__", "")).startswith("torch."):
-            registry.unguarded_processes += 1
+        if not str(getattr(function, "__module__", "")).startswith("torch."):
+            reports, folder = registry.reports.open(), registry.folder_of_children()  # a fork inherits them
+            if method != "fork":
+                registry.started_processes += 1
+                settings = replace(registry.settings, json=False, run_dir=folder)
+                if function is not None:
+                    self._target = GuardedFunction(function, settings, reports, number=registry.started_processes)
+        original(self)
 
     patches.wrap(multiprocessing.process.BaseProcess, "start", start)
 

@@ -37,6 +37,7 @@ from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost,
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
+from nantrap.launch.started import Reports
 from nantrap.locate import unwrap
 from nantrap.locate.failure import active_replays
 from nantrap.locate.nodes import leaves_below, leaves_of, nodes_below
@@ -102,8 +103,13 @@ class OptimizerRegistry:
         self.has_children = False
         self.unguarded: list[str] = []
         """Optimizers that could not be guarded, and why."""
-        self.unguarded_processes = 0
+        self.started_processes = 0
         """How many new interpreters the script started by `multiprocessing`."""
+        self.reports = Reports()
+        """What they, and others that guard themselves, told about their training."""
+        self.reports_to = ""
+        """The reports of the process that started this one; empty if none did."""
+        self._children_dir = ""
         self.own_guards = 0
         """How many optimizers the script guards itself."""
         self.loaded_bad: list[tuple[weakref.ref[Tensor], int]] = []
@@ -130,9 +136,16 @@ class OptimizerRegistry:
         self._inherited = len(self.guards)
         for loop in self.guards:
             loop.session.recorder.abandon()
-        run_dir = self.settings.run_dir if self.run_dir is None else str(self.run_dir)
+        self.reports_to, self.reports, self.started_processes = self.reports.path, Reports(), 0
+        run_dir = (self._children_dir or self.settings.run_dir) if self.run_dir is None else str(self.run_dir)
         self.run_dir, self.earlier_incidents, self.has_children = None, frozenset(), False
         self.settings = replace(self.settings, run_dir=run_dir, forked=os.getpid(), json=False)
+
+    def folder_of_children(self) -> str:
+        """The folder below which the processes that this one starts write theirs."""
+        if self.run_dir is None and not self._children_dir:
+            self._children_dir = str(self.settings.choose_run_dir())
+        return self._children_dir if self.run_dir is None else str(self.run_dir)
 
     def say(self, text: str, *more: str) -> None:
         """Print a line, and more if there are, unless the run is quiet. A name in it can forge no other line."""
@@ -308,6 +321,7 @@ class OptimizerRegistry:
         for loop in self.guards:
             loop.close()
         self.loose_values.close()
+        self.reports.close()
 
     def _called(self, module: nn.Module) -> None:
         """A module is called with gradients: an optimizer that waits for its model gets a guard if this is it."""

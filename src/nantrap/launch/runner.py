@@ -40,7 +40,7 @@ def run_program(program: ScriptProgram, settings: RunSettings) -> int:
             sys.stdout.flush()
         attachment.registry.end()
         summary = RunSummary.of(attachment)
-    code = STOPPED if summary.stopped else code
+    code = STOPPED if summary.stopped or summary.children_stopped else code
     if summary.failed and code == 0:
         code = FAILED
     if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing

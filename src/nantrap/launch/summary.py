@@ -58,7 +58,9 @@ class RunSummary:
         own_weights: weights of this rank alone: its own models, or its shards of a common one.
         injected: injected faults that happened in this process, by kind.
         untrained: that most steps of an optimizer were skipped, in words, for each of those.
-        unguarded_processes: new interpreters that the script started by `multiprocessing`.
+        unguarded_processes: new interpreters that the script started by `multiprocessing` and that were not guarded.
+        children_stopped: processes that the script started and whose guard stopped them.
+        children_failed: those that ended with non-finite weights, or skipped most of their steps.
         unguarded: optimizers that could not be guarded, and why.
     """
 
@@ -93,6 +95,8 @@ class RunSummary:
     guesses: dict[str, int] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     unguarded_processes: int = 0
+    children_stopped: int = 0
+    children_failed: int = 0
     unguarded: tuple[str, ...] = ()
 
     @classmethod
@@ -104,6 +108,9 @@ class RunSummary:
         for tally in tallies:
             whole.add(tally)
         bad = attachment.bad_state()
+        reports = attachment.registry.reports.read()
+        guarded = {each["process"] for each in reports if each.get("guarded")}
+        ended = [each for each in reports if each.get("trained")]
         run_dir = attachment.registry.run_dir
         return cls(
             steps=whole.attempted,
@@ -132,8 +139,10 @@ class RunSummary:
             optimizers=len(loops),
             own_guards=attachment.registry.own_guards,
             untrained=tuple(words for loop in loops if (words := _untrained(loop))),
-            in_children=attachment.registry.has_children,
-            unguarded_processes=attachment.registry.unguarded_processes,
+            in_children=attachment.registry.has_children or bool(ended),
+            unguarded_processes=max(0, attachment.registry.started_processes - len(guarded)),
+            children_stopped=sum(each["stopped"] for each in ended),
+            children_failed=sum(each["failed"] and not each["stopped"] for each in ended),
             unguarded=tuple(attachment.registry.unguarded),
             rank=loops[0].session.ranks.rank if loops else 0,
             ranks=max([loop.session.ranks.processes for loop in loops], default=1),
@@ -160,7 +169,8 @@ class RunSummary:
     def _without_optimizer(self) -> list[str]:
         """What is said of a run in which nothing was guarded."""
         if self.in_children:
-            return ["the training ran in other processes, each of which prints its own summary"]
+            said = "the training ran in other processes, each of which prints its own summary"
+            return [said, *self._processes()]
         if self.own_guards:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]
@@ -229,17 +239,25 @@ class RunSummary:
         return f"faults injected on purpose: {kinds}"
 
     def _processes(self) -> list[str]:
-        if not self.unguarded_processes:
-            return []
-        which = (
-            f"{counted(self.unguarded_processes, 'process', 'processes')} that the script started by multiprocessing"
-        )
-        return [f"NOT GUARDED: {which} (spawn). If they train, nothing checks their steps"]
+        """What is to be said of the processes that the script started."""
+        found = []
+        if self.unguarded_processes:
+            which = counted(self.unguarded_processes, "process", "processes")
+            found.append(
+                f"NOT GUARDED: {which} that the script started by multiprocessing (spawn). If they train, nothing "
+                "checks their steps"
+            )
+        if self.children_stopped:
+            were = "was" if self.children_stopped == 1 else "were"
+            found.append(f"{counted(self.children_stopped, 'process', 'processes')} {were} stopped by the guard")
+        if self.children_failed:
+            found.append(f"{counted(self.children_failed, 'process', 'processes')} failed: see the summary of each")
+        return found
 
     @property
     def failed(self) -> bool:
         """Whether the run did not train, or destroyed what it trained: its exit code must not be 0."""
-        return not self.state_finite or bool(self.untrained)
+        return not self.state_finite or bool(self.untrained) or bool(self.children_failed)
 
     def _bad_end(self) -> str:
         return f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed"

@@ -71,7 +71,7 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
     if observation.spike and observation.phase == "data":
         seen = seen.with_incident(with_unusual_batch(seen.incident))
     here = session.ranks.rank in observation.verdict.bad_ranks
-    with session.protected.ledger.uncounted():
+    with session.protected.ledger.uncounted(), session.protected.apart_from_others():
         found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
         if observation.agreed and session.ranks.talking:
             diagnosed = settle_with_ranks(session, observation, found)

@@ -7,6 +7,7 @@ is made carefully: copy, step, read, and undo if anything became non-finite.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
 from nantrap.guard.state.ledger import Ledger
 from nantrap.guard.state.members import Members, name_beside, optimizer_tensors, reached_through_data
+from nantrap.guard.state.shared_memory import in_shared_memory, with_own_copies
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
@@ -240,9 +242,18 @@ class Protected:
                 f"{', '.join(before.changed()[:3])}, not put back after a second refused step in a row"
             )
 
+    def apart_from_others(self) -> contextlib.AbstractContextManager[None]:
+        """While a diagnosis runs: what other processes train on as well is not touched by it."""
+        return with_own_copies(self._everything_and_buffers())
+
     def verify(self) -> list[str]:
-        """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only."""
+        """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only.
+
+        What lies in shared memory is changed by other processes at any time, so nothing can be said of it.
+        """
         different = list(self._not_restored)
+        if in_shared_memory(self._everything_and_buffers()):
+            return different
         different += [f"buffer {name}" for name in self.ledger.verify()]
         if self._sums is not None and self._checksums() != self._sums:
             different.append("parameters, optimizer state or averages, which the diagnosis changed")
@@ -342,6 +353,9 @@ class Protected:
         tensors: list[Tensor] = list(self.members.parameters)
         tensors += [tensor for _, _, tensor in optimizer_tensors(self.optimizer, self.members)]
         return tensors
+
+    def _everything_and_buffers(self) -> list[Tensor]:
+        return [*self._everything(), *(buffer for module in self.modules for buffer in module.buffers())]
 
     def _checksums(self) -> list[int]:
         """A number for each tensor that the diagnosis could touch: equal contents give equal numbers."""
