@@ -1,6 +1,10 @@
 """Unmodified training scripts of other people, with and without `nantrap run`, healthy and with one NaN.
 
     python benchmarks/compatibility --cache DIR [--python PYTHON] [--only NAME ...] [--runs 1234] [--json FILE]
+    python benchmarks/compatibility --programs FOLDER --cache DIR ...
+
+With `--programs` the scripts of programs.py are run, from clones in FOLDER: FOLDER/nanoGPT, with its commit in
+`.commit` or in its git directory. What FILE has already is not run again.
 
 PYTHON is an interpreter in which torch, nantrap and requirements.txt are installed. Source distributions, data and runs
 go to DIR. Run 1 is the plain script, 2 the same under nantrap: what it prints and its final weights have to be
@@ -16,6 +20,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -24,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from programs import PROGRAMS
 from scripts import SCRIPTS, Script
 
 HERE = Path(__file__).resolve().parent
@@ -75,11 +81,21 @@ def source(script: Script, cache: Path, python: str) -> Path:
     return folder
 
 
-def environment(cache: Path) -> dict[str, str]:
+def commit(clone: Path) -> str:
+    """The first digits of the commit that a clone has."""
+    noted = clone / ".commit"
+    if noted.exists():
+        return noted.read_text()[:7]
+    return subprocess.check_output(["git", "-C", str(clone), "rev-parse", "--short=7", "HEAD"], text=True).strip()
+
+
+def environment(cache: Path, *paths: Path) -> dict[str, str]:
     """One thread, no network, fixed hashes, and sitecustomize.py in front."""
+    given = os.environ.get("PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMPAT_", "NANTRAP_"))}
     return kept | {
-        "PYTHONPATH": str(HERE / "site"),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "site"), *map(str, paths), *([given] if given else [])]),
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
@@ -103,9 +119,13 @@ def made(kind: str, cache: Path, python: str) -> Path:
     return folder
 
 
-def invocation(script: Script, cache: Path, python: str) -> list[str]:
+def invocation(script: Script, cache: Path, python: str, place: Path) -> list[str]:
     """The script and its arguments, as they follow `python` or `nantrap run`."""
-    if script.module:
+    if script.repository:
+        start = [str(place / script.path)]
+        if script.ranks:
+            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(script.ranks), *start]
+    elif script.module:
         start = ["-m", script.module]
     elif script.command:
         start = [str(Path(python).parent / script.command)]
@@ -114,44 +134,71 @@ def invocation(script: Script, cache: Path, python: str) -> list[str]:
     return [*start, *script.arguments.split()]
 
 
-def run(script: Script, which: str, cache: Path, python: str, limit: float) -> Run:
+def run(script: Script, which: str, fault: str, options: argparse.Namespace) -> Run:
     """Run the script in a fresh folder, which has the same name in all runs and is kept under the run's own."""
     poisoned, guarded = which in "34", which in "24"
+    cache, python = options.cache, options.python
     home = cache / "runs" / script.name.replace(" ", "-")
-    place, kept, notes = home / "now", home / LABEL[which], home / f"{LABEL[which]}.notes"
+    label = LABEL[which] + (f"-{fault.replace(':', '-')}" if poisoned and fault else "")
+    place, kept, notes = home / "now", home / label, home / f"{label}.notes"
     for old in (place, kept, notes):
         shutil.rmtree(old, ignore_errors=True)
     notes.mkdir(parents=True)
-    shutil.copytree(made(script.bad_data if poisoned and script.bad_data else script.data, cache, python), place)
-    (place / script.folder).mkdir(exist_ok=True)
-    surroundings = environment(cache) | {"COMPAT_WEIGHTS": str(notes / "weights.json")}
-    if poisoned and script.poison:
-        surroundings["COMPAT_POISON"] = script.poison
+    where = script.folder
+    if script.repository:
+        where = str(Path(script.path).parent)
+        shutil.copytree(options.programs / script.repository.rpartition("/")[2], place)
+    data = made(script.bad_data if poisoned and script.bad_data else script.data, cache, python)
+    shutil.copytree(data, place / script.data_at, dirs_exist_ok=True)
+    (place / where).mkdir(parents=True, exist_ok=True)
+    surroundings = environment(cache, place) | {
+        "COMPAT_WEIGHTS": str(notes / "weights.json"),
+        "COMPAT_PRETEND": script.pretend,
+    }
+    if poisoned and fault:
+        surroundings["COMPAT_POISON"] = fault
     front = ["-m", "nantrap", "run", "--run-dir", str(notes / "guard")] if guarded else []
-    command = [python, *front, *invocation(script, cache, python)]
+    command = [python, *front, *invocation(script, cache, python, place)]
     started = time.perf_counter()
     with (notes / "stdout").open("wb") as out, (notes / "stderr").open("wb") as err:
+        started_process = subprocess.Popen(
+            command, cwd=place / where, env=surroundings, stdout=out, stderr=err, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                command, cwd=place / script.folder, env=surroundings, stdout=out, stderr=err, timeout=limit
-            )
-            code: int | None = done.returncode
+            code: int | None = started_process.wait(options.limit)
         except subprocess.TimeoutExpired:
             code = None
+            os.killpg(started_process.pid, signal.SIGKILL)
+            started_process.wait()
     seconds = time.perf_counter() - started
     place.rename(kept)
     stdout, stderr = ((notes / name).read_text(errors="replace") for name in ("stdout", "stderr"))
-    recorded = notes / "weights.json"
-    found = sorted((notes / "guard" / "incidents").glob("*/incident.json"))
+    found = sorted((notes / "guard").glob("**/incidents/*/incident.json"))
     return Run(
         code=code,
         seconds=round(seconds, 1),
         losses=[float(number) for number in re.findall(script.loss, stdout + "\n" + stderr)],
         stdout=stdout,
         stderr=stderr,
-        weights=json.loads(recorded.read_text()) if recorded.exists() else None,
+        weights=weights_of(notes),
         incidents=[json.loads(path.read_text()) for path in found],
     )
+
+
+def weights_of(notes: Path) -> dict[str, Any] | None:
+    """What was recorded of the optimizers' tensors, of all processes together."""
+    recorded = [json.loads(path.read_text()) for path in sorted(notes.glob("weights.json*"))]
+    recorded = [each for each in recorded if each["optimizers"]]
+    if not recorded:
+        return None
+    parts = ("weights", "buffers", "state")
+    return {"optimizers": [name for each in recorded for name in each["optimizers"]]} | {
+        part: {
+            "not_finite": sum(each[part]["not_finite"] for each in recorded),
+            "sha256": sorted(each[part]["sha256"] for each in recorded),
+        }
+        for part in parts
+    }
 
 
 def steady(script: Script, text: str) -> list[str]:
@@ -176,14 +223,34 @@ def difference(script: Script, one: Run, other: Run) -> str:
     if mine != theirs:
         pairs = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
         return f"stdout: {pairs[0] if pairs else f'{len(mine)} and {len(theirs)} lines'}"
+    mine, theirs = (steady(script, without_ours(each.stderr)) for each in (one, other))
+    if script.repository and mine != theirs:
+        return f"stderr: {next((line for line in theirs if line not in mine), 'lines are missing')}"
     return ""
+
+
+def without_ours(text: str) -> str:
+    """What a program wrote to stderr, without the lines that begin with our name."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("nantrap: "))
+
+
+def raised(result: Run) -> str:
+    """The exception that ended a run, by its class."""
+    found = re.findall(
+        r"^(?:\[rank\d+\]: ?)?([A-Za-z_.]*(?:Error|Exception|Interrupt)): ?(.*)$", result.stderr, re.MULTILINE
+    )
+    ours = re.findall(r"^nantrap: .*stopped the run", result.stderr, re.MULTILINE)
+    if result.code and ours:
+        return "stopped by the guard"
+    return found[-1][0].rpartition(".")[2] if result.code and found else ""
 
 
 def damage(result: Run) -> str:
     """What a NaN did to a run, in a few words."""
     parts = []
     if result.code != 0:
-        parts.append("time limit" if result.code is None else f"exit {result.code}")
+        end = f" ({raised(result)})" if raised(result) else ""
+        parts.append("time limit" if result.code is None else f"exit {result.code}{end}")
     if result.not_finite:
         parts.append(f"{result.not_finite} values not finite")
     if result.losses and not math.isfinite(result.losses[-1]):
@@ -195,13 +262,13 @@ def places(result: Run) -> list[str]:
     """Phase, module and cause of each incident."""
     told = []
     for incident in result.incidents:
-        codes = [cause.get("code", "") for cause in incident["causes"][:1]]
+        codes = [cause.get("code", "") + ("" if cause["proven"] else "?") for cause in incident["causes"][:1]]
         told.append(" ".join(str(part) for part in (incident["phase"], incident["module"], *codes) if part))
     return told
 
 
 def judge(script: Script, runs: dict[str, Run]) -> dict[str, Any]:
-    """The verdicts on the runs of one script."""
+    """The verdicts on the runs of one script; a run with a fault is named by its number and the fault."""
     verdict: dict[str, Any] = {"name": script.name}
     if "1" in runs:
         verdict["plain"] = damage(runs["1"]).replace("none", f"ok, {len(runs['1'].losses)} losses")
@@ -211,15 +278,16 @@ def judge(script: Script, runs: dict[str, Run]) -> dict[str, Any]:
             verdict[key] = difference(script, runs["1"], runs[which]) or "yes"
     if "2" in runs:
         verdict["false alarms"] = len(runs["2"].incidents)
-    if "3" in runs:
-        verdict["damage"] = damage(runs["3"])
-    if "4" in runs:
-        left = damage(runs["4"])
-        if runs["4"].not_finite == 0:
-            left = "yes" if left == "none" else f"state finite, but {left}"
-        verdict["contained"] = left
-        verdict["placed"] = places(runs["4"])
-        verdict["code"] = runs["4"].code
+    for name, result in runs.items():
+        which, _, fault = name.partition(" ")
+        if which == "3":
+            verdict[f"damage {fault}".strip()] = damage(result)
+        elif which == "4":
+            left = damage(result)
+            if result.not_finite == 0:
+                left = "yes" if left == "none" else f"state finite, but {left}"
+            verdict[f"contained {fault}".strip()] = left
+            verdict[f"placed {fault}".strip()] = places(result)
     return verdict
 
 
@@ -238,6 +306,27 @@ def table(verdicts: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def table_of_programs(written: list[dict[str, Any]]) -> str:
+    """A row for each program: identical or not, and what became of each fault without and with nantrap."""
+    lines = [
+        "| program, commit | identical | fault: without nantrap → under `nantrap run`, code |",
+        "| --- | --- | --- |",
+    ]
+    for each in written:
+        verdict, script = each["verdict"], each["script"]
+        told = []
+        for fault in script["poison"].split():
+            if f"placed {fault}" not in verdict:
+                continue
+            placed = verdict[f"placed {fault}"]
+            causes = ", ".join(dict.fromkeys(place.rpartition(" ")[2] for place in placed)) or "no incident"
+            left = verdict[f"contained {fault}"].replace("yes", "runs to its end").replace("state finite, but ", "")
+            told.append(f"{fault}: {verdict[f'damage {fault}']} → {left}, {causes}")
+        where = f"{script['repository']} {verdict['commit']} `{script['path']}`"
+        lines.append(f"| {where.strip()} | {verdict['identical']} | {'; '.join(told)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run what is asked for, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -246,24 +335,36 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of scripts")
     parser.add_argument("--runs", default="1234", help="which of the runs 0 to 4")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds a run may take")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=Path, help="write everything here, after each script")
+    parser.add_argument("--programs", type=Path, help="the folder with clones: run the scripts of programs.py")
+    parser.add_argument("--most-faults", type=int, help="of each script, from the first one on")
     options = parser.parse_args()
     if set(options.runs) - set(LABEL):
         parser.error("--runs takes the digits 0 to 4")
-    cache, python = options.cache.resolve(), str(Path(options.python).absolute())
-    chosen = [s for s in SCRIPTS if not options.only or any(part in s.name for part in options.only)]
-    verdicts, written = [], []
+    options.cache, options.python = options.cache.resolve(), str(Path(options.python).absolute())
+    known = PROGRAMS if options.programs else SCRIPTS
+    chosen = [s for s in known if not options.only or any(part in s.name for part in options.only)]
+    written = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     for script in chosen:
-        runs = {which: run(script, which, cache, python, options.limit) for which in sorted(options.runs)}
-        verdicts.append(judge(script, runs))
-        print(json.dumps(verdicts[-1]), file=sys.stderr, flush=True)
-        outcomes = {LABEL[which]: asdict(result) for which, result in runs.items()}
+        if any(each["script"]["name"] == script.name for each in written):
+            continue
+        runs = {}
+        for which in sorted(options.runs):
+            faults = script.poison.split()[: options.most_faults] or [""]
+            for fault in faults if which in "34" else [""]:
+                runs[f"{which} {fault}".strip()] = run(script, which, fault, options)
+        verdict = judge(script, runs)
+        if script.repository:
+            verdict["commit"] = commit(options.programs / script.repository.rpartition("/")[2])
+        print(json.dumps(verdict), file=sys.stderr, flush=True)
+        outcomes = {name: asdict(result) for name, result in runs.items()}
         for outcome in outcomes.values():
             del outcome["stdout"], outcome["stderr"]
-        written.append({"script": asdict(script), "verdict": verdicts[-1], "runs": outcomes})
-    print(table(verdicts))
-    if options.json:
-        options.json.write_text(json.dumps(written, indent=1))
+        written.append({"script": asdict(script), "verdict": verdict, "runs": outcomes})
+        if options.json:
+            options.json.write_text(json.dumps(written, indent=1))
+    verdicts = [each["verdict"] for each in written]
+    print(table_of_programs(written) if options.programs else table(verdicts))
     return 0
 
 

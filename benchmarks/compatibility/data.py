@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,87 @@ def names(folder: Path) -> None:
     for language, parts in syllables.items():
         lines = ["".join(rng.choice(parts, int(rng.integers(2, 4)))) for _ in range(80)]
         (folder / "names" / f"{language}.txt").write_text("\n".join(lines) + "\n")
+
+
+def cora(folder: Path) -> None:
+    """A citation graph in the two files of Cora: 1,700 nodes with 24 features, 7 classes; and their archive."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 7, 1700)
+    features = (rng.random((1700, 24)) < 0.1).astype(int)
+    features[np.arange(1700), labels] = 1
+    place = folder / "cora"
+    place.mkdir(parents=True)
+    rows = (
+        f"{i} {' '.join(map(str, row))} class{label}"
+        for i, (row, label) in enumerate(zip(features, labels, strict=True))
+    )
+    (place / "cora.content").write_text("\n".join(rows) + "\n")
+    edges = rng.integers(0, 1700, (4000, 2))
+    edges = np.unique(edges[edges[:, 0] != edges[:, 1]], axis=0)
+    (place / "cora.cites").write_text("\n".join(f"{a} {b}" for a, b in edges) + "\n")
+    with tarfile.open(folder / "cora.tgz", "w:gz") as archive:
+        archive.add(place, "cora")
+
+
+def words(folder: Path) -> None:
+    """Three text files, as WikiText has them, one of names, and one text for characters."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, number in (("train", 400), ("valid", 60), ("test", 60)):
+        (folder / f"{name}.txt").write_text("\n".join(sentences(number, rng)) + "\n")
+    (folder / "input.txt").write_text("O God, O God!\n" + "\n".join(sentences(300, rng)) + "\n")
+    syllables = ["ka", "ro", "mi", "stein", "ez", "la", "no"]
+    names_of = ("".join(rng.choice(syllables, int(rng.integers(2, 4)))) for _ in range(2000))
+    (folder / "names.txt").write_text("\n".join(names_of) + "\n")
+
+
+def tokens(folder: Path) -> None:
+    """Two files of numbers below 30, as nanoGPT reads them."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, number in (("train", 20_000), ("val", 4_000)):
+        rng.integers(0, 30, number).astype(np.uint16).tofile(folder / f"{name}.bin")
+
+
+def bsds(folder: Path) -> None:
+    """BSDS300's folders with a few pictures."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part, number in (("train", 8), ("test", 2)):
+        place = folder / "BSDS300" / "images" / part
+        place.mkdir(parents=True)
+        for index in range(number):
+            coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8))
+            coarse.resize((256, 256)).save(place / f"{index}.jpg")
+
+
+def waves(folder: Path) -> None:
+    """Sine waves in `traindata.pt`."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    phase = np.random.default_rng(0).integers(-80, 80, (12, 1))
+    torch.save(np.sin((np.arange(60) + phase) / 20.0).astype("float64"), folder / "traindata.pt")
+
+
+def cifar(folder: Path) -> None:
+    """CIFAR-10's files, 32 pictures in all."""
+    rng = np.random.default_rng(0)
+    place = folder / "cifar-10-batches-py"
+    place.mkdir(parents=True)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        number = 2 if name == "test_batch" else 6
+        rows = rng.integers(0, 256, (number, 3072)).astype(np.uint8)
+        batch = {"data": rows, "labels": [int(label) for label in rng.integers(0, 10, number)]}
+        (place / name).write_bytes(pickle.dumps(batch))
+    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(number) for number in range(10)]}))
+
+
+def photographs(folder: Path) -> None:
+    """Folders `train` and `val` with two classes."""
+    for part, number in (("train", 12), ("val", 2)):
+        pictures(folder, part, 64, number)
 
 
 def tokenizer():

@@ -15,13 +15,18 @@ class Script:
         name: in the table.
         package: on the package index.
         version: of it.
+        repository: of the clone below `--programs` that holds the script, in the place of a package. The script runs
+            in its own folder of a copy.
+        ranks: so many processes, started by `torch.distributed.run`.
+        data_at: where in that copy the data go.
+        pretend: what sitecustomize.py pretends.
         path: of the script in the package's source distribution; empty for a module or a command.
         module: run with -m, from the installed package.
         command: the package's own console script.
         arguments: on its command line, relative to the folder it runs in.
         data: the function of data.py that makes its files.
         bad_data: the one that makes them with a NaN or Inf, where format and script let it through.
-        poison: otherwise, what sitecustomize.py does.
+        poison: otherwise, what sitecustomize.py does; several faults, one after another.
         loss: finds its reported losses (or rewards, where it reports no loss) in what it prints.
         volatile: what it prints that is different in every run, besides times and rates.
         folder: it runs in this folder below its data.
@@ -29,8 +34,12 @@ class Script:
     """
 
     name: str
-    package: str
-    version: str
+    package: str = ""
+    version: str = ""
+    repository: str = ""
+    ranks: int = 0
+    data_at: str = "."
+    pretend: str = ""
     path: str = ""
     module: str = ""
     command: str = ""
@@ -38,10 +47,10 @@ class Script:
     data: str = "nothing"
     bad_data: str = ""
     poison: str = ""
-    loss: str
+    loss: str = "(?!)"
     volatile: str = ""
     folder: str = "."
-    features: str
+    features: str = ""
 
 
 SCRIPTS = (
