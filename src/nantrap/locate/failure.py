@@ -26,9 +26,10 @@ from torch.optim import Optimizer
 
 from nantrap.incident import Phase
 from nantrap.locate.nodes import leaves_below
+from nantrap.locate.replay.program import schedules_in
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.torch_private import without_post_hooks
+from nantrap.locate.torch_private import post_hooks_of, without_post_hooks
 from nantrap.locate.wrapping import layers_of
 from nantrap.record import History
 
@@ -234,8 +235,12 @@ class Failure:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            unseen = without_post_hooks(layers_of(self.optimizer))
-            with self.quiet(), _silently(), unseen, _as_found(self.root.modules(), self.parameters.values()):
+            # where the update itself failed, a hook after it may have made it fail: an average, say
+            unseen = () if self.symptom == "optimizer" else layers_of(self.optimizer)
+            with (
+                self.quiet(), _silently(), without_post_hooks(unseen), _schedules_as_found(layers_of(self.optimizer)),
+                _as_found(self.root.modules(), self.parameters.values()),
+            ):  # fmt: skip
                 yield
         finally:
             self.restore_buffers()
@@ -268,6 +273,18 @@ def _as_found(modules: Iterable[nn.Module], tensors: Iterable[Tensor]) -> Iterat
                 attributes[name] = value
                 if content is not None:
                     _refill(value, content)
+
+
+@contextlib.contextmanager
+def _schedules_as_found(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Afterwards the schedules that hooks of these optimizers advance are where they were."""
+    hooks = [hook for optimizer in optimizers for hook in post_hooks_of(optimizer).values()]
+    kept = [(vars(schedule), dict(vars(schedule))) for schedule in schedules_in(hooks)]
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            attributes.update(before)
 
 
 def _attributes(owner: Any) -> dict[str, tuple[Any, Any]]:

@@ -265,11 +265,17 @@ def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_post_hooks
 
 
+def post_hooks_of(optimizer: Optimizer) -> dict[int, Any]:
+    """What the program runs after each update of an optimizer, by key."""
+    hooks: dict[int, Any] = getattr(optimizer, "_optimizer_step_post_hooks", {})
+    return hooks
+
+
 @contextlib.contextmanager
 def without_post_hooks(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Nothing of the program runs after an update: it may advance a schedule, and nothing would put that back."""
-    own = [getattr(optimizer, "_optimizer_step_post_hooks", {}) for optimizer in optimizers]
-    kept = [(hooks, dict(hooks)) for hooks in (*own, _global_optimizer_post_hooks)]
+    own = [post_hooks_of(optimizer) for optimizer in optimizers]
+    kept = [(hooks, dict(hooks)) for hooks in (*own, *((_global_optimizer_post_hooks,) if own else ()))]
     for hooks, _ in kept:
         hooks.clear()
     try:

@@ -18,6 +18,18 @@ PROGRAMS: dict[str, str] = {
         batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
+    "a rate for inputs that nobody scaled": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [2000 + 50 * torch.randn(6, 4, generator=draw)] * 12
+        def loss_fn(x): return (model(x) - 1).square().mean()
+    """,
+    "inputs that nobody scaled, and the wrong direction": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [2000 + 50 * torch.randn(6, 4, generator=draw)] * 12
+        def loss_fn(x): return -(model(x) - 1).square().mean()
+    """,
     "a rate too high, and no older state": """
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
@@ -225,6 +237,15 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "check what computes the learning rate",
     ),
     ("a loss that is maximised", "a rate too high"): (
+        "with a far lower learning rate the loss still ends higher than without any update",
+        "check the direction first",
+    ),
+    ("a rate for inputs that nobody scaled", "inputs that nobody scaled, and the wrong direction"): (
+        "a learning rate of 0.1 is beyond the stability limit",
+        "a hundred-millionth of the learning rate (the same steps stay finite at 1e-09)",
+        "scale inputs and targets: a learning rate as low as this points to their size",
+    ),
+    ("inputs that nobody scaled, and the wrong direction", "a rate for inputs that nobody scaled"): (
         "with a far lower learning rate the loss still ends higher than without any update",
         "check the direction first",
     ),

@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 _NOISE = 1.01
 """Two losses that differ by less than one percent do not show that the lower learning rate went wrong."""
 _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
+_FAR_LOWER = {10_000: "a ten-thousandth", 1_000_000: "a millionth", 100_000_000: "a hundred-millionth"}
+"""What is tried after a hundredth: inputs that nobody scaled need such rates."""
+_LEAST_RATE = 1e-9
+"""No lower learning rate is tried: with updates of nothing every step stays as it was."""
 _SMALL_RATE = 1e-6
 """A learning rate at which no update of finite gradients overflows."""
 _USUAL, _USUAL_RATE = "usual_rate", 1e-3
 """A learning rate at which most optimizers train most models; tried where a hundredth of the given one is higher."""
+_FAR = "far_lower_rate_by_"
 _SHOWN = 6
 """Losses before the failure that are shown: they fit into one line."""
 _STABLE = 2.0
@@ -53,9 +58,9 @@ def lr_too_high(case: Case) -> Claim | None:
     losses = [f"{record.loss:.3g}" for record in case.run.history.applied()[-_SHOWN:]]
     worse = ("an earlier batch has a far larger loss now, with the same random numbers",)
     return Claim(
-        "tried" if stable or (case.grew and not delays) else "hint",
+        "tried" if stable else "hint",
         f"a learning rate{of} is beyond the stability limit: {_what_happened(case)}"
-        if trial.finite and not delays
+        if stable
         else f"the learning rate{of if known else ''} may be too high: {_what_happened(case)}",
         (
             *_how_far(case),
@@ -69,6 +74,8 @@ def lr_too_high(case: Case) -> Claim | None:
         help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
         "learning rate only delays it"
         if delays
+        else "scale inputs and targets: a learning rate as low as this points to their size"
+        if stable and trial.name.startswith(_FAR)
         else "warm it up, or clip the gradients"
         if stable
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
@@ -94,6 +101,12 @@ def _slower(case: Case, rate: float) -> tuple[Trial, str, float]:
         part = f"a learning rate of at most {_USUAL_RATE:g}"
         trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
         tried.append((trial, part, _USUAL_RATE))
+    for divisor, words in _FAR_LOWER.items():
+        if not settled() and rate / divisor >= _LEAST_RATE:
+            part = f"{words} of the learning rate"
+            lower = functools.partial(_lowered, divisor, math.inf)
+            trial = case.lab.rate(f"{_FAR}{divisor}", f"{part} from an older state on", lower)
+            tried.append((trial, part, rate / divisor))
     if settled():
         return tried[-1]
     return next((entry for entry in tried if entry[0].finite), tried[-1])
@@ -200,6 +213,8 @@ def _only_delays(case: Case, slower: Trial) -> str:
     still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _step, _group, lr: 0.0 * lr)
     if slower.loss is None or still.loss is None or not math.isfinite(still.loss):
         return ""  # nothing to compare: the update itself failed
+    if slower.name.startswith(_FAR):  # updates of nearly nothing change nearly nothing: they must at least help
+        return "" if abs(slower.loss) < abs(still.loss) else _DELAYS
     if abs(slower.loss) <= (1.0 if slower.name == _USUAL else _NOISE) * abs(still.loss):
         return ""
     for part, words in _LOWER.items():  # on one batch: the noise of batches does not show a direction

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from nantrap.locate.python_private import NUMPY_GENERATOR, PYTHON_GENERATOR
 
@@ -239,6 +240,13 @@ def cannot_rewind(*reachable: Any) -> tuple[str, ...]:
             ):
                 names[f"{name} ({type(item).__name__})"] = None
     return tuple(names)
+
+
+def schedules_in(functions: Iterable[Any]) -> list[LRScheduler]:
+    """The schedules of learning rates that are reachable from functions."""
+    seen: set[int] = set()
+    reached = (item for function in functions for _, item in _named(function, depth=0, seen=seen))
+    return [item for item in reached if isinstance(item, LRScheduler)]
 
 
 def _walk(value: Any, found: dict[int, Any], *, depth: int, seen: set[int]) -> None:
