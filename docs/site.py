@@ -22,6 +22,7 @@ CONFIGURATION = DOCS.parent / "zensical.toml"
 _COMMANDS = (
     "run",
     "doctor",
+    "diagnose",
     "preflight",
     "data",
     "audit",

@@ -21,8 +21,8 @@ from nantrap.incident.wording import escaped
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = (
-    "run", "demo", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve", "replay",
-    "explain",
+    "run", "demo", "diagnose", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve",
+    "replay", "explain",
 )  # fmt: skip
 """The commands in the order of the help. `run` is the class `RunCommand` in the module `run` of this package."""
 
@@ -33,6 +33,7 @@ _FIRST: Final = (
     ("the same in a browser, for many runs", "nantrap serve runs"),
     ("is this run healthy?", "nantrap check runs/exp1"),
     ("an old checkpoint", "nantrap audit checkpoints/"),
+    ("before training: all of the following", "nantrap diagnose ."),
     ("before training: configuration and code", "nantrap doctor ."),
     ("before training: the model", "nantrap preflight module:factory"),
     ("before training: the data", "nantrap data dataset/"),

@@ -1,0 +1,5 @@
+"""The first step of this system, which `nantrap diagnose` of this folder tests."""
+
+from nantrap_systems.pixeldlm.train import SYSTEM
+
+make = SYSTEM.first_step
