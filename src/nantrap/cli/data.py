@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 8
 """Findings of one file on the terminal; --json has all."""
 _SHOWN_FILES = 20
+_SHOWN_FIELDS = 20
 _LONGEST = 4096
 """Characters of a path or a message that are printed: the longest path of Linux."""
 
@@ -100,6 +101,11 @@ def _say(printer: Printer, report: DataReport) -> None:
     printer.lines(help_lines(report.findings))
     for note in report.notes:
         printer.line(("note", "bold cyan"), f": {_shown(note)}")
+    for span in report.spans[:_SHOWN_FIELDS]:
+        figures = f"min {span.least:.6g}, max {span.greatest:.6g}, mean {span.mean:.6g}"
+        printer.line((_shown(span.field), "bold"), f": {figures} ({counted(span.values, 'finite value')})")
+    if len(report.spans) > _SHOWN_FIELDS:
+        printer.line(f"and {len(report.spans) - _SHOWN_FIELDS:,} more fields (--json lists all)")
     found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
     printer.line(
         f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "

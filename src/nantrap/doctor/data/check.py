@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nantrap.doctor.data.findings import DataFinding, DataReport, data_finding
+from nantrap.doctor.data.findings import DataFinding, DataReport, FieldSpan, data_finding
 from nantrap.doctor.data.judge import ctc_finding, different_lengths, infeasible_samples, judge_file, missing_in_samples
-from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.measures import Measures, joined, joined_span
 from nantrap.doctor.data.readers import (
     combined,
     digests,
@@ -92,7 +92,9 @@ def check_data(
         name: run.lengths.get(name, 0) for name in factories
     }
     findings.sort(key=lambda each: (order.get(each.file, len(order)), each.file, each.code, str(each.field)))
-    return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings), run.all_notes())
+    return DataReport(
+        tuple(names), lengths, sum(file.size for file in files), tuple(findings), run.all_notes(), run.spans()
+    )
 
 
 def _advance(listener: ReadingProgress, size: int | None, done: int) -> None:
@@ -111,6 +113,16 @@ class _Run:
     names: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     without_numbers: list[str] = field(default_factory=list)
+    fields: dict[str, list[Measures]] = field(default_factory=dict)
+
+    def spans(self) -> tuple[FieldSpan, ...]:
+        """Minimum, maximum and mean of each field, over all files that have it."""
+        found = []
+        for name, parts in self.fields.items():
+            span, values = joined_span([part.span for part in parts]), sum(part.values for part in parts)
+            if span is not None and values:
+                found.append(FieldSpan(name, values, *span, sum(part.total for part in parts) / values))
+        return tuple(found)
 
     def all_notes(self) -> tuple[str, ...]:
         """What is worth knowing and is no finding. A file without numbers must not pass for a file that was checked."""
@@ -182,6 +194,9 @@ class _Run:
                 parts.setdefault(None if made.field == ROW else made.field, []).append(made)
         fields = {name: joined(found) for name, found in parts.items()}
         stem = os.path.basename(path).partition(".")[0]
+        for name, made in fields.items():
+            kept = Measures(name, made.role, made.kind, total=made.total, values=made.values, span=made.span)
+            self.fields.setdefault(stem if name is None else name, []).append(kept)
         self.names.update({stem if name is None else name: None for name in fields if name or format != "csv"})
         with contextlib.ExitStack() as stack:
 

@@ -68,6 +68,21 @@ def data_finding(
 
 
 @dataclass(frozen=True, slots=True)
+class FieldSpan:
+    """The finite values of a field in all files that have it: how many, the least, the greatest and their mean."""
+
+    field: str
+    values: int
+    least: float
+    greatest: float
+    mean: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of the JSON document."""
+        return {"field": self.field, "values": self.values, "min": self.least, "max": self.greatest, "mean": self.mean}
+
+
+@dataclass(frozen=True, slots=True)
 class DataReport:
     """What was read and what was found.
 
@@ -77,6 +92,7 @@ class DataReport:
         bytes: how many bytes the files have.
         findings: what was found, file by file.
         notes: what was left out and why.
+        spans: minimum, maximum and mean of each field.
     """
 
     paths: tuple[str, ...]
@@ -84,6 +100,7 @@ class DataReport:
     bytes: int
     findings: tuple[DataFinding, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    spans: tuple[FieldSpan, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -103,6 +120,7 @@ class DataReport:
             "samples": self.samples,
             "bytes": self.bytes,
             "findings": [finding.to_dict() for finding in self.findings],
+            "fields": [span.to_dict() for span in self.spans],
             "notes": list(self.notes),
         }
 

@@ -132,7 +132,7 @@ def _outlier(made: Measures) -> list[tuple[str, Array, str]]:
     known = made.peaks[np.isfinite(made.peaks)]
     if not len(known):
         return []
-    median = float(np.median(known))
+    median = float(np.median(known.astype(np.float64, copy=False)))
     if median <= 0:  # most samples are zero: any other value is infinitely larger, and means nothing
         return []
     with np.errstate(invalid="ignore"):

@@ -47,6 +47,8 @@ class Measures:
         infinite: how many values are Inf.
         low: the least finite value.
         high: the greatest finite value.
+        total: the sum of the finite values, and `values` how many there are.
+        span: the least and the greatest finite value, exact in half precision too, where `low` and `high` are bounds.
         label_range: the least and the greatest of the labels that are out of range.
         nan_cells: how many of the missing values are cells of text that say NaN.
         peaks: the greatest finite magnitude of each sample; NaN if it has none.
@@ -73,6 +75,9 @@ class Measures:
     infinite: int = 0
     low: float | None = None
     high: float | None = None
+    total: float = 0.0
+    values: int = 0
+    span: tuple[float, float] | None = None
     label_range: tuple[float | None, float | None] = (None, None)
     nan_cells: int = 0
     peaks: Array | None = None
@@ -111,6 +116,9 @@ def joined(parts: Sequence[Measures]) -> Measures:
         infinite=sum(part.infinite for part in parts),
         low=min((part.low for part in parts if part.low is not None), default=None),
         high=max((part.high for part in parts if part.high is not None), default=None),
+        total=sum(part.total for part in parts),
+        values=sum(part.values for part in parts),
+        span=joined_span([part.span for part in parts]),
         label_range=(
             min((part.label_range[0] for part in parts if part.label_range[0] is not None), default=None),
             max((part.label_range[1] for part in parts if part.label_range[1] is not None), default=None),
@@ -127,6 +135,12 @@ def joined(parts: Sequence[Measures]) -> Measures:
             setattr(whole, name, np.concatenate(arrays))
     whole.start, whole.positions = _joined_positions([part for part in parts if part.entries])
     return whole
+
+
+def joined_span(spans: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The span that holds all of these."""
+    known = [span for span in spans if span is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 
 def moved(made: Measures, by: int) -> Measures:
@@ -257,6 +271,7 @@ def _measure_values(made: Measures, block: Block, options: DataOptions, name: st
         peaks, low, high, equal = _half_extremes(made, block)
     else:
         peaks, low, high, equal = _extremes(made, block)
+    _add_up(made, block)
     if block.kind in ("float", "half", "bfloat16") or block.table:
         made.peaks = peaks
     if options.dtype == "float16" and (block.kind == "float" or block.kind == "bfloat16" or block.table):
@@ -274,6 +289,22 @@ def _measure_values(made: Measures, block: Block, options: DataOptions, name: st
         _hit(made, "empty_mask", _empty_mask(block, name), block)
     if block.kind in ("int", "float", "image", "bool"):
         _measure_classes(made, block, options, low, high)
+
+
+def _add_up(made: Measures, block: Block) -> None:
+    """Sum and span of the finite values. A float sum is pairwise, so its rounding does not show in a mean."""
+    half = block.kind in ("half", "bfloat16")
+    values = _as_float(block.rows.flat, block) if half else block.rows.flat
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = float(values.sum())
+        if not np.isfinite(total):
+            values = values[np.isfinite(values)]
+            total = float(values.sum(dtype=np.float64))
+    made.total, made.values = total, int(values.size)
+    if half and values.size:
+        made.span = float(values.min()), float(values.max())
+    elif made.low is not None and made.high is not None:
+        made.span = made.low, made.high
 
 
 def _extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
