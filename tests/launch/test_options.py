@@ -135,6 +135,33 @@ def test_a_rollback_lowers_the_rate_for_good_although_the_script_has_a_schedule(
     assert rates[7:] == [0.005] * 5
 
 
+class Growing(nn.Module):
+    """An output in float16 that grows by a factor in each pass."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.passes = factor, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return (x * self.factor**self.passes).half()
+
+
+@pytest.mark.parametrize(("headroom", "factor", "warns"), [(4, 1.2, True), (4, 1.0, False), (0, 1.2, False)])
+def test_headroom_warns_before_an_output_overflows(
+    headroom: int, factor: float, warns: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 2), Growing(factor))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    with attached(RunSettings(run_dir=str(tmp_path), headroom=headroom)):
+        for _ in range(40):
+            optimizer.zero_grad()
+            (1e-6 * net(torch.ones(1, 2)).float().square().mean()).backward()
+            optimizer.step()
+    assert ("bits of headroom left and overflows in about" in capsys.readouterr().err) is warns
+
+
 def test_the_options_are_read_from_all_places(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         "[tool.nantrap.run]\nclip = 2\nsave-every = 50\nresume-lr = 'configured'\n"

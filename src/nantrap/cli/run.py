@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 _SAME_NAMES = (
-    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "quiet", "json", "inject",
-    "bad_samples",
+    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "headroom", "quiet", "json",
+    "inject", "bad_samples",
 )  # fmt: skip
 
 
@@ -68,6 +68,12 @@ class RunCommand:
             "--batch-range",
             choices=BATCH_RANGES,
             help="warn of inputs far outside the range of the batches before, or skip their steps (default: off)",
+        )
+        add(
+            "--headroom",
+            type=int,
+            metavar="N",
+            help="every N steps, measure the output of every module, and warn before it overflows (default: off)",
         )
         add("--watch", action="append", metavar="NAME[<LIMIT]", help='follow parameters and buffers, e.g. "*.alpha<1"')
         add("--export", action="append", metavar="NAME", help=f"{', '.join(EXPORTERS)}: values and incidents, live")

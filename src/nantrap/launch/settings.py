@@ -36,7 +36,7 @@ _CHOICES = {
 }
 _OF_A_GUARD = (
     "policy_name", "max_skips", "rollback", "clip", "save_every", "diagnose", "bundle", "check_state", "batch_range",
-    "watch", "export", "alert", "bad_samples",
+    "headroom", "watch", "export", "alert", "bad_samples",
 )  # fmt: skip
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -58,6 +58,8 @@ class RunSettings:
         bundle: what an incident leaves on disk.
         check_state: check the whole state before each `epoch` of the data loader, and print the result; or `off`.
         batch_range: `warn` of inputs far outside the range of those before, or `skip` their steps; or `off`.
+        headroom: every this many steps, measure how far the output of each module is from the largest number of its
+            dtype, and warn before it overflows; 0 for never.
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
         quiet: print only the summary of a failed run.
         json: the summary as JSON, on stdout.
@@ -82,6 +84,7 @@ class RunSettings:
     bundle: str = "light"
     check_state: str = "off"
     batch_range: str = "off"
+    headroom: int = 0
     watch: str = ""
     quiet: bool = False
     json: bool = False
@@ -111,6 +114,8 @@ class RunSettings:
             raise UsageError(f"clip is {self.clip}: expected a positive number, the largest gradient norm; 0 for none")
         if self.save_every < 0:
             raise UsageError(f"save_every is {self.save_every}: expected a number of steps, or 0 for never")
+        if self.headroom < 0:
+            raise UsageError(f"headroom is {self.headroom}: expected a number of steps, or 0 for never")
 
     @property
     def strict(self) -> bool:
@@ -161,7 +166,7 @@ class RunSettings:
 
     def policy(self) -> Policy:
         """The guard's policy."""
-        from nantrap.guard.policy import BatchChecks, Policy, Rollback
+        from nantrap.guard.policy import BatchChecks, Policy, Rollback, Sampling
 
         if self.own_policy is not None:
             return self.own_policy
@@ -174,6 +179,7 @@ class RunSettings:
             diagnose=chosen.diagnose,
             bundle=chosen.bundle,
             batches=BatchChecks(unusual=chosen.batch_range),
+            sampling=Sampling(headroom_every=self.headroom),
         )
 
     def choose_run_dir(self) -> Path:
