@@ -9,6 +9,7 @@ replaced, the rest of a page is written by hand:
     run             the most telling fault: diagnostic, table, picture
     run FAULT       another one, its notes and its table
     console         the commands of `CONSOLE`, and what they print
+    figures         the baselines of the system, and its model before and after training
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
 
+from nantrap.cli import main as nantrap
 from nantrap.report import render_incident
 from nantrap_systems import SYSTEMS, load_system
-from nantrap_systems.restran_mhc import stages
+from nantrap_systems.baselines import table_of as baselines_of
 from nantrap_systems.script import main as train
 from nantrap_systems.showcase import Showcase, picture_of, show
 from nantrap_systems.system import Fault, System
@@ -47,7 +50,7 @@ CONSOLE = {
     ),
     "restran_mhc": (
         "train --model restran_mhc --mhc-n 2 --lr 0.01 --epochs 6 --run-dir runs/a --guard",
-        "stages runs/a",
+        "nantrap check runs/a --expect stages.yaml",
         "train --run-dir runs/a --resume last_good --epochs 1 --lr 0.0001",
     ),
     "temi": (
@@ -56,7 +59,7 @@ CONSOLE = {
     ),
     "pixeldlm": ("train --steps 50 --run-dir runs/a",),
 }
-"""What is typed: `train` and `stages` are modules of the system."""
+"""What is typed: `train` is a module of the system; its `stages.yaml`, if it has one, is in the folder."""
 
 
 def faults_of(system: System) -> str:
@@ -78,6 +81,7 @@ def cause_of(fault: Fault) -> str:
         return f"`{fault.cause}`"
     return {
         "guard": "none: prevented, or a clear error",
+        "summary": "none: asked about in the summary of `nantrap run`",
         "resume check": "none: found by `check_resume`",
         "doctor": f"none: found by `nantrap doctor` ({fault.code})",
         "data check": f"none: found by `nantrap data` ({fault.code})",
@@ -103,18 +107,20 @@ def console_of(name: str) -> str:
     """The commands of a page, typed one after the other in an empty folder, and what they print without speeds."""
     system, lines, here = load_system(name), ["```console"], Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
+        for plan in system.config.parent.glob("stages.yaml"):
+            shutil.copy(plan, folder)
         os.chdir(folder)
         try:
             for command in CONSOLE[name]:
                 program, *arguments = shlex.split(command)
-                module = program in ("train", "stages")
+                module = program == "train"
                 lines.append("$ " + (f"python -m nantrap_systems.{name}." if module else "") + command)
                 said = io.StringIO()
                 with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                     if program == "train":
                         train(system, arguments)
-                    elif program == "stages":
-                        stages.main(arguments)
+                    elif program == "nantrap":
+                        nantrap(arguments)
                     else:
                         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
                         said.write(done.stdout + done.stderr)
@@ -145,6 +151,7 @@ def main() -> None:
         text = put(path.read_text(encoding="utf-8"), "faults", faults_of(system))
         if not options.tables:
             text = put(text, "console", console_of(name))
+            text = put(text, "figures", baselines_of(name))
             shown = show(system, system.faults[0], steps=STEPS, seed=SEED, quiet=True)
             text = put(text, "run", run_of(shown))
             (PICTURES / f"{name}.svg").write_text(picture_of(shown), encoding="utf-8")

@@ -50,7 +50,7 @@ def guarded() -> int:
     import torch
 
     from nantrap_systems import SYSTEMS, load_system
-    from nantrap_systems.measuring import Job, measure, measure_together
+    from nantrap_systems.measuring import Job, measure, measure_outside, measure_together
     from nantrap_systems.showcase import Showcase
 
     torch.set_num_threads(1)
@@ -73,6 +73,8 @@ def guarded() -> int:
             )
             if fault.processes > 1:
                 result, incident, notes = measure_together(job, fault.processes)
+            elif fault.loop:
+                result, incident, notes = measure_outside(job)
             else:
                 training = job.make()
                 result, incident = measure(job.name, training, job.steps, guarded=True, quiet=True)

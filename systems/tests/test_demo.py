@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,7 +22,7 @@ from nantrap_systems import SYSTEMS, load_system
 from nantrap_systems.catalogue import counts, make_catalogue, read_catalogue
 from nantrap_systems.gallery import Picture, show_all, write_summary
 from nantrap_systems.measuring import Result
-from nantrap_systems.showcase import Showcase, reported_before
+from nantrap_systems.showcase import Showcase, outcome_of, policy_of, reported_before
 
 FAULT = "nan_row"
 
@@ -145,10 +147,10 @@ def test_every_table_is_whole_in_80_columns(name: str) -> None:
 BEFORE = {
     "restran_mhc no_mixing": (
         r"`nantrap doctor`: high\[NT866\] .*takes the diagonal",
-        r"restran_mhc.faults.py:\d+",
+        r"restran_mhc.parts.py:\d+",
     ),
-    "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT816\] .* are bfloat16 .*", r"latentdlm.train.py:\d+"),
-    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.faults.py:\d+"),
+    "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT817\] .* are bfloat16 .*", r"latentdlm.config.yaml:\d+"),
+    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.parts.py:\d+"),
     "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255", r"batch-003-0.pt"),
 }
 """What is reported, and where."""
@@ -163,6 +165,9 @@ def test_what_is_reported_before_training() -> None:
         system = load_system(name)
         found = reported_before(system, system.fault(fault), seed=8, changes=small if name == "radiodiff" else None)
         assert re.fullmatch(rf"{message} \({place}\)", found[0]), found
+        repaired = replace(system.fault(fault), parts={}, faulty_settings={})
+        if repaired.reported_by == "doctor":
+            assert reported_before(system, repaired, seed=8) == (), "the repaired system has nothing to find"
     system = load_system("temi")
     assert reported_before(system, system.faults[0], seed=8) == ()
 
@@ -172,6 +177,67 @@ def test_a_fault_that_no_check_reports_is_not_named() -> None:
     silent = Showcase(system, system.fault("no_mixing"), (), None, before=())
     assert not silent.named
     assert replace(silent, before=("high[NT866]",)).named
+
+
+def result(name: str, **changes: Any) -> Result:
+    values: dict[str, Any] = {"steps": 10, "applied": 10, "first_bad": None, "final_loss": 1.0, "held_out_loss": 1.0}
+    values |= {"quality": 0.5, "state_finite": True, "losses": [1.0] * 10}
+    return Result(name=name, **{**values, **changes})
+
+
+def test_sentences_are_those_of_the_run() -> None:
+    """The same fault, two ends: what is said of a run follows its result."""
+    assert outcome_of(result("plain")) == "10 of 10 steps applied; parameters and buffers finite"
+    lost = result("plain", state_finite=False, losses=[1.0] * 7 + [math.nan] * 3)
+    assert outcome_of(lost) == (
+        "10 of 10 steps applied; loss not finite from step 7 on; NaN or Inf in parameters or buffers"
+    )
+    once = result("plain", losses=[1.0, math.nan, *[1.0] * 8])
+    assert "loss not finite first in step 1;" in outcome_of(once)
+    alike = result("nantrap", applied=8, skipped=[2, 5], ranks_agree=True, skipped_alike=True, incidents=2)
+    assert "the processes hold equal weights; all of them left out the steps 2, 5" in outcome_of(alike)
+    apart = result("nantrap", applied=8, skipped=[2], ranks_agree=False, skipped_alike=False)
+    assert "the processes hold unequal weights; they left out other steps" in outcome_of(apart)
+    assert "the evaluation is not finite" in outcome_of(result("plain", held_out_loss=math.nan))
+
+
+def test_who_told_the_fault_is_what_happened_and_not_what_was_expected() -> None:
+    system = load_system("restran_mhc")
+    stale, mixing, black = (system.fault(name) for name in ("stale_rate", "no_mixing", "black_frames"))
+    runs = (result("clean"), result("plain"), result("nantrap"))
+    for fault in (stale, mixing, black):
+        assert Showcase(system, fault, runs, None).rows()[-1][-2] == "no incident"
+    said = ("the learning rate is 4, the configuration says 0.01: the restored optimizer state overrides it",)
+    assert Showcase(system, stale, runs, None, said).rows()[-1][-2] == "resume check"
+    assert Showcase(system, mixing, runs, None, before=("high[NT866]",)).rows()[-1][-2] == "doctor NT866"
+
+
+def test_a_guarded_run_that_ends_in_an_error_is_not_as_expected() -> None:
+    system = load_system("latentdlm")
+    fails = result("nantrap", error="RuntimeError: Connection closed by peer")
+    quiet = system.fault("cosine_end")
+    assert Showcase(system, quiet, (result("nantrap"),), None).named
+    assert not Showcase(system, quiet, (fails,), None).named
+    ends = system.fault("no_masked_token")
+    assert Showcase(system, ends, (result("nantrap", error="UsageError: the loss has no graph"),), None).named
+    assert not Showcase(system, ends, (fails,), None).named
+    assert not Showcase(system, ends, (result("nantrap"),), None).named
+
+
+def test_a_run_that_ended_better_than_the_guarded_one_is_named() -> None:
+    system = load_system("pixeldlm")
+    better, worse = result("nan_to_num", quality=0.6), result("skip bad output", quality=0.4)
+    shown = Showcase(system, system.faults[0], (better, worse, result("nantrap", applied=9)), None)
+    lines = [text for name, text in shown.outcomes() if "ended better" in text]
+    assert len(lines) == 1
+    assert lines[0].startswith("nan_to_num ended better: 60.0% against 50.0%. It took 10 steps and nantrap 9: ")
+
+
+def test_a_policy_that_is_not_the_default_is_said() -> None:
+    system = load_system("temi")
+    assert policy_of(system.fault("dead_heads")) == "Policy(bad_terms='drop', diagnosis=Diagnosis(repeats=1))"
+    assert policy_of(system.faults[0]) == "Policy(diagnosis=Diagnosis(repeats=1))"
+    assert policy_of(load_system("pixeldlm").fault("new_scaler")) == "", "nantrap run has its own"
 
 
 def test_what_is_not_installed_is_left_out_of_all_and_named(
@@ -196,7 +262,11 @@ def test_the_report_has_story_table_and_diagnosis(tmp_path: Path, capsys: pytest
     assert fault.story in report
     assert "| run | applied | final loss | held out | cluster purity | state | cause | proven |" in report
     assert report.count("\n| clean |") == report.count("\n| nantrap |") == 1
-    assert f"- **plain**: {fault.damage}" in report
+    measured, known = report.split("## What is known of these runs")
+    assert f"- **plain**: {fault.damage}" in known
+    assert "- **plain**: 6 of 6 steps applied; " in measured
+    assert fault.damage not in measured
+    assert fault.answer not in measured
     assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.html'}"
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import OneCycleLR
 
+from nantrap.cli import main as nantrap
 from nantrap.errors import FormatError, UsageError
-from nantrap_systems import load_system
+from nantrap_systems import SYSTEMS, load_system
 from nantrap_systems.log import read_log
-from nantrap_systems.restran_mhc import stages
+from nantrap_systems.measuring import demo_run
 from nantrap_systems.script import main
 from nantrap_systems.settings import read_settings, read_variables
 
@@ -247,37 +249,101 @@ def test_a_milestone_of_the_configuration_is_resumed_from(tmp_path: Path, capsys
     assert "error: the configuration's milestone (10, step 10) needs --run-dir, where the checkpoints are" in err
 
 
-# ---- stages
+def test_every_length_drives_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--epochs`, `--steps`, `--set`, the config file and a resume: the cycle ends with the run, and not before it."""
+    system, small = load_system("restran_mhc"), [*SMALL, "--evaluate-every=1000", "--save-every=1000"]
+
+    def last_rate(folder: str, *options: str) -> tuple[int, float]:
+        assert main(system, [*small, *options, "--run-dir", str(tmp_path / folder)]) == 0, capsys.readouterr().err
+        capsys.readouterr()
+        row = read_log(tmp_path / folder)[-1]
+        return row["step"] + 1, row["lr"]
+
+    (tmp_path / "config.py").write_text("EPOCHS = 3\n")
+    assert last_rate("steps", "--steps=7") == (7, pytest.approx(4e-8))
+    assert last_rate("epochs", "--epochs=2") == (4, pytest.approx(4e-8))
+    assert last_rate("setting", "--set=epochs=2") == (4, pytest.approx(4e-8))
+    assert last_rate("config", f"--config={tmp_path / 'config.py'}") == (6, pytest.approx(4e-8))
+    assert last_rate("config", "--resume=last_good", "--steps=2") == (8, pytest.approx(4e-8)), "beyond the old cycle"
+    assert main(system, [*small, "--run-dir", str(tmp_path / "steps"), "--resume=last_good", "--set=epochs=2"]) == 2
+    assert "the checkpoint is of step 7, and the configured run has 4; --steps trains on" in capsys.readouterr().err
+    assert main(system, [*small, "--steps=0"]) == 2
 
 
-def row(epoch: int, loss: float | None, *, alpha: float = 0.02, applied: bool = True) -> dict[str, Any]:
-    return {"step": 0, "epoch": epoch, "loss": loss, "applied": applied, "watched": {"mhc.0.alpha_res": alpha}}
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_knows_the_length_of_its_schedule(name: str) -> None:
+    system = load_system(name)
+    assert system.settings_of().length.steps > 0
+    assert system.settings_of(steps=2345).length.steps == 2345
 
 
-def test_the_stages_of_a_good_run() -> None:
-    rows = [row(epoch, 7 - epoch / 10) for epoch in range(1, 31) for _ in range(5)]
-    assert stages.judge(rows[:10])[0].startswith("stage 1 (epochs 1 to 5): ok so far (loss 6.900 to 6.800)")
-    assert [line.split(" (")[0] for line in stages.judge(rows)] == ["stage 1", "stage 2", stages.SCALE_UP]
+def test_a_demo_longer_than_the_configured_run_extends_its_schedule() -> None:
+    changes = {"channels": 8, "batch_size": 2, "mhc_blocks": 1}
+    system = load_system("restran_mhc")
+    long = demo_run(system, system.faults[0], None, 400, changes=changes)
+    short = demo_run(system, system.faults[0], None, 60, changes=changes)
+    assert isinstance(long.scheduler, OneCycleLR)
+    assert isinstance(short.scheduler, OneCycleLR)
+    assert (long.scheduler.total_steps, short.scheduler.total_steps) == (401, 301)
 
 
-@pytest.mark.parametrize(
-    ("spoilt", "words"),
-    [
-        (row(5, None), "1 steps with a loss of NaN or Inf"),
-        (row(5, 2.0, applied=False), "1 steps skipped"),
-        (row(5, 2.0, alpha=0.3), "mhc.0.alpha_res is 0.3, 0.1 or more"),
-    ],
-)
-def test_the_stages_of_a_bad_run(spoilt: dict[str, Any], words: str) -> None:
-    rows = [row(epoch, 7 - epoch) for epoch in range(1, 6) for _ in range(5)]
-    (line,) = stages.judge([*rows, spoilt])
-    assert words in line
-    rising = [row(epoch, epoch) for epoch in range(1, 6) for _ in range(5)]
-    assert "the loss does not fall" in stages.judge(rising)[0]
+def radiodiff_options(folder: Path) -> list[str]:
+    small = ["--set=data.image_size=32", "--set=data.batch_size=2", "--set=data.maps=34"]
+    return [*small, "--set=first_stage.train_num_steps=2", "--save-every=1", "--run-dir", str(folder)]
 
 
-def test_stages_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stages.main([str(tmp_path)]) == 2
-    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(row(1, 7 - n / 10)) + "\n" for n in range(12)))
-    assert stages.main([str(tmp_path)]) == 0
-    assert "stage 1 (epochs 1 to 5): ok so far" in capsys.readouterr().out
+def test_the_tenth_milestone_is_there_after_fourteen_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    system = load_system("radiodiff")
+    for folder, options in ((tmp_path / "all", []), (tmp_path / "some", ["--keep=2"])):
+        assert main(system, [*radiodiff_options(folder), "--steps=14", *options]) == 0
+    names = {path.name for path in (tmp_path / "some" / "checkpoints").glob("step-*")}
+    assert names == {f"step-0000{step}.safetensors" for step in (10, 13, 14)}
+    capsys.readouterr()
+    for name in ("all", "some"):
+        again = [*radiodiff_options(tmp_path / name), "--steps=1", "--set=trainer.resume_milestone=10"]
+        assert main(system, again) == 0
+        assert "resumed after step 10" in capsys.readouterr().err
+    log = (tmp_path / "all" / "latest.log").read_text()
+    assert "precision: amp off, fp16 off, accelerate.yaml says bf16: float32\n" in log
+    assert "resumed after step 10" in log
+    assert main(system, [*radiodiff_options(tmp_path / "none"), "--keep=0"]) == 2
+
+
+@pytest.mark.slow
+def test_the_stages_of_the_document_are_judged_on_the_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Epochs and batches are in the journal of a guarded run, so `nantrap check` knows its stages."""
+    system = load_system("restran_mhc")
+    options = ["--guard", "--set=channels=8", "--set=batch_size=4", "--set=mhc_blocks=1", "--epochs=6"]
+    assert main(system, [*options, "--run-dir", str(tmp_path / "run")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "journal-r0.jsonl").read_text().splitlines()]
+    assert [(row["epoch"], row["batch"]) for row in rows if "action" in row][8:12] == [(1, 8), (1, 9), (2, 0), (2, 1)]
+    plan = system.config.with_name("stages.yaml")
+    capsys.readouterr()
+    code = nantrap(["check", str(tmp_path / "run"), "--expect", str(plan), "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    first, second = verdict["stages"]
+    assert (first["span"], first["state"]) == ("epochs 1-5", "complete")
+    assert second["span"] == "epochs 6-30"
+    assert code == (1 if "fail" in json.dumps(verdict) else 0)
+    (tmp_path / "strict.yaml").write_text(plan.read_text().replace("0.1", "0.001"))
+    assert nantrap(["check", str(tmp_path / "run"), "--expect", str(tmp_path / "strict.yaml")]) == 1
+
+
+def test_a_run_starts_before_the_nan_and_torch_reads_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--set=model.hidden_size=32", "--set=model.depth=1", "--seed=2"]
+    system, where = load_system("pixeldlm"), ["--run-dir", str(tmp_path / "run"), *small]
+    assert main(system, [*where, "--fault=mask_product", "--steps=16", "--save-every=1"]) == 0
+    bad = next(row["step"] for row in read_log(tmp_path / "run") if row["loss"] is None)
+    capsys.readouterr()
+    assert main(system, [*where, "--resume=before-nan", "--steps=1"]) == 0
+    assert f"resumed after step {bad}," in capsys.readouterr().err
+    assert main(system, [*where, "--resume=before-nan", "--steps=1"]) == 2
+    assert "was applied and finite" in capsys.readouterr().err
+    assert main(system, ["--resume=before-nan"]) == 2
+    assert "--resume before-nan needs --run-dir" in capsys.readouterr().err
+    model = torch.load(tmp_path / "run" / "checkpoints" / "model.pt")["model"]
+    assert not any(torch.isnan(value).any() for value in model.values())

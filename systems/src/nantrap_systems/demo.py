@@ -101,7 +101,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print(f"{system.name}, {fault.name}: {arguments.steps} steps each, seed {arguments.seed}", style="bold")
     out.print(shown.table(), soft_wrap=False)
     out.print()
-    for name, what in shown.stories():
+    for name, what in shown.outcomes():
         out.print(f"{name}: {what}", markup=False, soft_wrap=False)
     report = write_report(shown, run_dir, steps=arguments.steps, seed=arguments.seed)
     if arguments.json:

@@ -31,17 +31,22 @@ _CLEAR = "\x1b[K"
 
 
 class Voice:
-    """Says lines. Holds the open file, once there is a folder; `terminal` says whether a line can be rewritten."""
+    """Says lines. Holds the open file, once there is a folder, and what was said before; `terminal` says whether a line
+    can be rewritten."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self.terminal = self._stream.isatty()
         self._file: TextIO | None = None
+        self._early: list[str] = []
 
     def write_to(self, folder: Path) -> None:
-        """Write every further line into `latest.log` of this folder as well; a run that continues appends."""
+        """Write every line into `latest.log` of this folder as well, those said so far too; a run that continues
+        appends."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / LATEST_LOG).open("a", encoding="utf-8")
+        for text in self._early:
+            self.note(text)
 
     def say(self, text: str) -> None:
         """A line, on both."""
@@ -56,7 +61,9 @@ class Voice:
 
     def note(self, text: str) -> None:
         """A line that only the file gets."""
-        if self._file is not None:
+        if self._file is None:
+            self._early.append(text)
+        else:
             self._file.write(text + "\n")
             self._file.flush()
 

@@ -5,6 +5,7 @@ measure             train it here, plain or guarded, and look at what is left
 Job                 a run by names, as plain values, so that any process can make it
 Apart               jobs in processes of their own, in parallel with this one
 measure_together    one job in several real processes: a gloo group, with a time-out that turns a hang into an error
+measure_outside     one job in its own loop, unchanged, under `nantrap run`
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,9 +34,13 @@ from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard import Diagnosis
 from nantrap.incident import Incident
+from nantrap.record import open_run
 from nantrap_systems import load_system
-from nantrap_systems.system import Run
+from nantrap_systems.system import Fault, Remedy, Run, System
 from nantrap_systems.training import Step, guard_of, mean_of_last, train
+
+DIAGNOSIS = Diagnosis(repeats=1)
+"""In a demo the first of incidents that look alike is diagnosed, and the others refer to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +57,11 @@ class Result:
         quality: the system's figure at the end.
         state_finite: whether every parameter and buffer is finite at the end.
         incidents: how many there were.
+        rollbacks: how often the guard went back to an older state.
         stopped: whether the guard stopped the run.
         error: what ended the run early, if an exception did; a hang ends as the time-out of the group.
         ranks_agree: whether all processes ended with the same weights; `None` if there was only one.
+        skipped_alike: whether all processes left the same steps out; `None` if there was only one.
         seconds: how long it took, diagnosis included.
         losses: of every step that was tried.
         skipped: the steps that did not move the weights.
@@ -67,9 +76,11 @@ class Result:
     quality: float
     state_finite: bool
     incidents: int = 0
+    rollbacks: int = 0
     stopped: bool = False
     error: str | None = None
     ranks_agree: bool | None = None
+    skipped_alike: bool | None = None
     seconds: float = 0.0
     losses: Sequence[float] = ()
     skipped: Sequence[int] = ()
@@ -83,7 +94,7 @@ def measure(
     done: list[Step] = []
     incidents: list[Incident] = []
     stopped, failure = False, None
-    guard = guard_of(run, run_dir=run_dir, quiet=quiet, diagnosis=Diagnosis(repeats=1)) if guarded else None
+    guard = guard_of(run, run_dir=run_dir, quiet=quiet, diagnosis=DIAGNOSIS) if guarded else None
     try:
         for step in train(run, steps=steps, guard=guard):
             done.append(step)
@@ -109,6 +120,7 @@ def measure(
         quality=found.quality,
         state_finite=not finite.any_nonfinite(state),
         incidents=len(incidents),
+        rollbacks=guard.tally.rollbacks if guard is not None else 0,
         stopped=stopped,
         error=failure,
         seconds=time.perf_counter() - began,
@@ -147,7 +159,12 @@ class Job:
         system = load_system(self.system)
         fault = system.fault(self.fault)
         remedy = next((each for each in fault.remedies if each.name == self.remedy), None)
-        return system.run(fault=fault, remedy=remedy, repaired=self.repaired, changes=self.changes, seed=self.seed)
+        return demo_run(system, fault, remedy, self.steps, repaired=self.repaired, changes=self.changes, seed=self.seed)
+
+
+def demo_run(system: System, fault: Fault, remedy: Remedy | None, steps: int, **how: Any) -> Run:
+    """The run of which the first steps are shown: as long as it is configured, longer if more steps are shown."""
+    return system.run(fault=fault, remedy=remedy, steps=max(steps, system.settings_of().length.steps), **how)
 
 
 _PRELOADED = ["torch._dynamo", "nantrap_systems.showcase"]
@@ -207,7 +224,12 @@ def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None,
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
     result = Result(**found[0]["result"])
     errors = [f"rank {rank}: {each['result']['error']}" for rank, each in enumerate(found) if each["result"]["error"]]
-    result = replace(result, error="; ".join(errors) or None, ranks_agree=len({each["weights"] for each in found}) == 1)
+    result = replace(
+        result,
+        error="; ".join(errors) or None,
+        ranks_agree=len({each["weights"] for each in found}) == 1,
+        skipped_alike=all(each["result"]["skipped"] == found[0]["result"]["skipped"] for each in found),
+    )
     incidents = [Incident.from_dict(each["incident"]) for each in found if each["incident"]]
     first = min(incidents, key=lambda each: (each.step, not each.causes), default=None)
     return result, first, tuple(found[0]["notes"])
@@ -245,3 +267,49 @@ def _measure_rank(job: Job, rank: int) -> dict[str, Any]:
         "notes": run.notes,
         "weights": weights.hexdigest(),
     }
+
+
+# ---- in its own loop, guarded from outside
+
+
+def measure_outside(job: Job) -> tuple[Result, Incident | None, tuple[str, ...]]:
+    """The faulty loop as it is, under `nantrap run`: its result, the first incident, the lines of the summary."""
+    with tempfile.TemporaryDirectory(prefix="nantrap-outside-") as folder:
+        run_dir = job.run_dir or Path(folder, "run")
+        given, found = Path(folder, "job.json"), Path(folder, "result.json")
+        given.write_text(json.dumps({**asdict(job), "guarded": False, "run_dir": None}), encoding="utf-8")
+        command = [sys.executable, "-m", "nantrap", "run", "--run-dir", str(run_dir)]
+        command += ["-m", "nantrap_systems.measuring", str(given), str(found)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", check=False)
+        if not job.quiet:
+            sys.stderr.write(done.stderr)
+        if not found.is_file():
+            raise RuntimeError(f"nantrap run ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        result = Result(**json.loads(found.read_text(encoding="utf-8")))
+        guarded = open_run(run_dir)
+        incidents = sorted((each.incident for each in guarded.incidents if each.incident), key=lambda each: each.step)
+        tally, journal = guarded.tally(), (run_dir / "journal-r0.jsonl").read_text(encoding="utf-8")
+    lines = [line.removeprefix("nantrap: ").strip() for line in done.stderr.splitlines() if line.startswith("nantrap:")]
+    summary = next((n for n, line in enumerate(lines) if line.startswith(f"{result.steps} steps, ")), len(lines))
+    steps = [row for row in map(json.loads, journal.splitlines()) if "action" in row]
+    result = replace(
+        result,
+        applied=tally.applied,
+        skipped=[row["step"] for row in steps if row["action"] != "apply"],
+        incidents=tally.incidents,
+        rollbacks=tally.rollbacks,
+    )
+    notes = tuple(line for line in lines[summary + 1 :] if not line.startswith("report: "))
+    return result, incidents[0] if incidents else None, notes
+
+
+def _measure_job(given: str, found: str) -> None:
+    """In the process of `nantrap run`: an ordinary script that trains in its own loop and writes its result."""
+    torch.set_num_threads(1)
+    job = Job(**json.loads(Path(given).read_text(encoding="utf-8")))
+    result, _ = measure(job.name, job.make(), job.steps)
+    Path(found).write_text(json.dumps(asdict(result)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _measure_job(*sys.argv[1:])

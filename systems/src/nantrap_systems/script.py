@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import torch
 from nantrap import finite
 from nantrap.checkpoints import CheckpointStore, check_resume
 from nantrap.errors import NantrapError, NonFiniteError, UsageError
-from nantrap_systems.log import ProgressLine, TrainingLog, Voice
-from nantrap_systems.settings import parse_changes
+from nantrap_systems.log import TRAINING_LOG, ProgressLine, TrainingLog, Voice, read_log
+from nantrap_systems.settings import Length, parse_changes
 from nantrap_systems.system import Run, System
 from nantrap_systems.training import guard_of, train
+
+BEFORE_NAN = "before-nan"
+MILESTONE = 10
+"""With `--keep`, every checkpoint whose number is a multiple of this one is never removed."""
+PLAIN = "model.pt"
+"""The newest checkpoint as `torch.load` reads it: `torch.load(path)["model"]` are the weights."""
 
 
 def main(system: System, arguments: Sequence[str] | None = None) -> int:
@@ -38,21 +45,27 @@ def main(system: System, arguments: Sequence[str] | None = None) -> int:
 def _main(system: System, options: argparse.Namespace, voice: Voice) -> int:
     """Train a system as its options say, and resume, guard, log and save if asked; gives the exit code."""
     fault = system.fault(options.fault) if options.fault else None
-    run = system.run(fault=fault, config=options.config, changes=_changes(system, options), seed=options.seed)
+    changes = _changes(system, options)
+    store = _store(options)
+    which, asked = _checkpoint(system, options, changes)
+    if which is not None and store is None:
+        raise UsageError(f"{asked} needs --run-dir, where the checkpoints are")
+    start = store.load(which, rng=False).step if store is not None and which is not None else 0
+    run = system.run(
+        fault=fault,
+        config=options.config,
+        changes=changes,
+        steps=_total_steps(system, options, changes, start),
+        seed=options.seed,
+    )
     for text in (*run.facts, *run.notes):
         voice.say(text)
-    store = CheckpointStore(options.run_dir / "checkpoints") if options.run_dir else None
-    named = int(options.resume) if options.resume and options.resume.isdigit() else options.resume
-    resume = named or (run.milestone * options.save_every if run.milestone else None)
-    if resume and store is None:
-        asked = "--resume" if named else f"the configuration's milestone ({run.milestone}, step {resume})"
-        raise UsageError(f"{asked} needs --run-dir, where the checkpoints are")
     count = sum(parameter.numel() for parameter in run.model.parameters())
     voice.say(f"{system.name}: {count:,} parameters" + (f", fault {fault.name}" if fault else ""))
     guard = guard_of(run, run_dir=options.run_dir, store=store) if options.guard else None
     try:
-        start = _resume(run, store, guard, resume, options, voice) if store is not None and resume else 0
-        log = TrainingLog(options.run_dir, start=start if resume else None) if options.run_dir else None
+        start = _resume(run, store, guard, which, options, voice) if store is not None and which is not None else 0
+        log = TrainingLog(options.run_dir, start=start if which is not None else None) if options.run_dir else None
         if options.run_dir is not None:
             voice.write_to(options.run_dir)
         try:
@@ -67,6 +80,60 @@ def _main(system: System, options: argparse.Namespace, voice: Voice) -> int:
     return 0
 
 
+def _store(options: argparse.Namespace) -> CheckpointStore | None:
+    """Where checkpoints are kept: all of them, or the newest `--keep` and the milestones."""
+    if options.keep is not None and options.keep < 1:
+        raise UsageError(f"--keep {options.keep}: at least 1")
+    return (
+        CheckpointStore(options.run_dir / "checkpoints", keep=options.keep or sys.maxsize) if options.run_dir else None
+    )
+
+
+def _checkpoint(
+    system: System, options: argparse.Namespace, changes: Mapping[str, Any]
+) -> tuple[str | int | None, str]:
+    """From which checkpoint the run continues, `None` for a new run; and in words who asked for it."""
+    if options.resume == BEFORE_NAN:
+        return (_before_nan(options) if options.run_dir else 0), f"--resume {BEFORE_NAN}"
+    if options.resume:
+        return (int(options.resume) if options.resume.isdigit() else options.resume), "--resume"
+    milestone = system.settings_of(config=options.config, changes=changes).length.milestone
+    step = milestone * options.save_every
+    return (step, f"the configuration's milestone ({milestone}, step {step})") if milestone else (None, "")
+
+
+def _before_nan(options: argparse.Namespace) -> int:
+    """The step of the newest checkpoint before the first step of the log that went wrong."""
+    if not (options.run_dir / TRAINING_LOG).is_file():
+        raise UsageError(f"--resume {BEFORE_NAN}: {options.run_dir / TRAINING_LOG}: no such file")
+    bad = next((row["step"] for row in read_log(options.run_dir) if row["loss"] is None or not row["applied"]), None)
+    if bad is None:
+        raise UsageError(
+            f"--resume {BEFORE_NAN}: every step in {options.run_dir / TRAINING_LOG} was applied and finite"
+        )
+    saved = [each.step for each in CheckpointStore(options.run_dir / "checkpoints").checkpoints() if each.step <= bad]
+    if not saved:
+        raise UsageError(f"--resume {BEFORE_NAN}: step {bad} is the first bad one, and no checkpoint is older")
+    return max(saved)
+
+
+def _total_steps(system: System, options: argparse.Namespace, changes: Mapping[str, Any], start: int) -> int:
+    """How many steps the run has when it ends: those before its checkpoint, and those asked for."""
+    configured: Length = system.settings_of(config=options.config, changes=changes).length
+    for name in ("steps", "epochs"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UsageError(f"--{name} {getattr(options, name)}: at least 1")
+    if options.epochs is not None:
+        return start + int(options.epochs) * configured.epoch
+    if options.steps is not None:
+        return start + int(options.steps)
+    if start >= configured.steps:
+        raise UsageError(
+            f"the checkpoint is of step {start}, and the configured run has {configured.steps}; --steps trains on"
+        )
+    return configured.steps
+
+
 def _train(
     system: System,
     run: Run,
@@ -79,7 +146,7 @@ def _train(
     voice: Voice,
 ) -> None:
     """Train, and after each step print, log, evaluate and save what is due."""
-    steps = options.epochs * run.epoch_steps if options.epochs else options.steps
+    steps = _total_steps(system, options, _changes(system, options), start) - start
     line = ProgressLine(steps, start=start, epoch_steps=run.epoch_steps, voice=voice)
     run.begin_epoch = _checked(run, run.begin_epoch, voice)
     for done in train(run, steps=steps, start=start, guard=guard):
@@ -97,7 +164,8 @@ def _train(
         if last or step % options.evaluate_every == 0:
             _evaluate(system, run, step, voice)
         if store is not None and (last or step % options.save_every == 0):
-            _save(store, run, step, guard, voice)
+            milestone = step % (options.save_every * MILESTONE) == 0
+            _save(store, run, step, guard, voice, pin=options.keep is not None and milestone)
 
 
 def _changes(system: System, options: argparse.Namespace) -> dict[str, Any]:
@@ -163,12 +231,14 @@ def _state(run: Run) -> dict[str, Any]:
     }
 
 
-def _save(store: CheckpointStore, run: Run, step: int, guard: Any, voice: Voice) -> None:
+def _save(store: CheckpointStore, run: Run, step: int, guard: Any, voice: Voice, *, pin: bool) -> None:
     try:
-        path = guard.save() if guard is not None else store.save(step=step, **_state(run))
-        voice.say(f"checkpoint: {path}")
+        path = guard.save(pin=pin) if guard is not None else store.save(step=step, pin=pin, **_state(run))
     except NonFiniteError as error:  # a plain run continues, as it would have
         voice.say(f"no checkpoint: {error}")
+        return
+    torch.save({"step": step, "model": run.model.state_dict()}, store.folder / PLAIN)
+    voice.say(f"checkpoint: {path}")
 
 
 def _evaluate(system: System, run: Run, step: int, voice: Voice) -> None:
@@ -194,14 +264,23 @@ def make_parser(system: System) -> argparse.ArgumentParser:
             add(flag.name, action="store_true", help=flag.help)
         else:
             add(flag.name, metavar="VALUE", help=flag.help)
-    add("--steps", type=int, default=100, help="how many steps to train (default: 100)")
+    add("--steps", type=int, help="how many steps to train (default: as configured)")
     add("--epochs", type=int, metavar="N", help="how many epochs to train, instead of --steps")
     add("--seed", type=int, default=8, help="of weights, batches and noise (default: 8)")
     add("--fault", metavar="NAME", help=f"switch a fault on: {', '.join(each.name for each in system.faults)}")
     add("--guard", action="store_true", help="train under nantrap's guard")
     add("--run-dir", type=Path, metavar="DIR", help="where logs, checkpoints, journal and incidents go")
     add(
-        "--resume", metavar="WHICH", help="continue from a checkpoint in --run-dir: last_good, latest, a step or a path"
+        "--resume",
+        metavar="WHICH",
+        help=f"continue from a checkpoint in --run-dir: last_good, latest, a step, a path, or {BEFORE_NAN}: the newest "
+        "one before the first bad step of the log",
+    )
+    add(
+        "--keep",
+        type=int,
+        metavar="N",
+        help=f"keep the newest N checkpoints and every {MILESTONE}th, a milestone (default: all)",
     )
     add(
         "--take-configured-lr",

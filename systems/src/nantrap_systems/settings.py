@@ -25,6 +25,15 @@ from nantrap.errors import FormatError, UsageError
 S = TypeVar("S")
 
 
+class Length(NamedTuple):
+    """How long the settings say that a run is, how many of its steps are an epoch, and the number of the checkpoint
+    from which they say to continue; 0 for none."""
+
+    steps: int
+    epoch: int = 100
+    milestone: int = 0
+
+
 class Alias(NamedTuple):
     """Another name: the setting it means, by dotted name, and how its value is converted."""
 
@@ -87,6 +96,16 @@ def settings_from(kind: type[S], data: Any, *, where: str = "settings") -> S:
         else:
             raise FormatError(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known | set(aliases)))}")
     return with_changes(kind(**plain), renamed, where=f"{where}: ")
+
+
+def write_settings(settings: Any, path: Path) -> None:
+    """Write settings in the format of the file's name: YAML, or Python constants."""
+    values = dataclasses.asdict(settings)
+    if path.suffix == ".py":
+        text = "".join(f"{name.upper()} = {value!r}\n" for name, value in values.items())
+    else:
+        text = yaml.safe_dump(values, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def with_changes(settings: S, changes: Mapping[str, Any], *, where: str = "") -> S:

@@ -10,23 +10,38 @@ write_report       what `nantrap demo` leaves in the run's folder: `report.md` w
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import json
 import math
 import os
+import shutil
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from nantrap.incident import Incident
+from nantrap.guard import Policy
+from nantrap.incident import Cause, Incident
+from nantrap.incident.wording import counted
 from nantrap.record import write_atomically
 from nantrap.report import render_incident
 from nantrap_systems.curves import Curve, draw_curves
-from nantrap_systems.measuring import Apart, Job, Result, measure, measure_together
+from nantrap_systems.measuring import (
+    DIAGNOSIS,
+    Apart,
+    Job,
+    Result,
+    demo_run,
+    measure,
+    measure_outside,
+    measure_together,
+)
+from nantrap_systems.settings import write_settings
 from nantrap_systems.system import Fault, Remedy, Run, System
 
 SCHEMA = "nantrap.demo/1"
@@ -52,8 +67,9 @@ class Showcase:
 
     @property
     def named(self) -> bool:
-        """Whether nantrap said what it was expected to: the notice, the cause and the place, or nothing."""
-        return self._noticed() and self._placed()
+        """Whether nantrap said what it was expected to: the notice, the cause and the place, or nothing; and whether
+        the guarded run ended as it was expected to, which is without an error for all faults but one."""
+        return self._noticed() and self._placed() and self._ended()
 
     @property
     def proven(self) -> bool:
@@ -95,11 +111,32 @@ class Showcase:
             table.add_row(*row, style="" if result.state_finite else "red")
         return table
 
-    def stories(self) -> list[tuple[str, str]]:
-        """What is printed about each run below the table."""
-        fault = self.fault
-        remedies = [(remedy.name, remedy.result) for remedy in fault.remedies]
-        return [*self.remarks(), ("plain", fault.damage), *remedies, ("nantrap", fault.answer)]
+    def outcomes(self) -> list[tuple[str, str]]:
+        """What is printed about each run below the table: what was measured in it, and nothing else."""
+        first = {"nantrap": _of_incident(self.incident)} if self.incident is not None else {}
+        found = [(each.name, outcome_of(each, first.get(each.name, ""))) for each in self.results]
+        said = [("nantrap", note) for note in (*(self.before or ())[:1], *self.notes)]
+        return [*found, *said, *(("nantrap", text) for text in self._not_best())]
+
+    def _not_best(self) -> list[str]:
+        """A sentence on each way that ended better than the guarded run, with the difference that was measured."""
+        lines = []
+        guarded = next((each for each in self.results if each.name == "nantrap"), None)
+        if guarded is None:
+            return []
+        for other in self.results:
+            if other.name in ("clean", "nantrap") or not other.state_finite or other.quality <= guarded.quality:
+                continue
+            text = f"{other.name} ended better: {other.quality:.1%} against {guarded.quality:.1%}"
+            if other.applied > guarded.applied and not guarded.error:
+                text += (
+                    f". It took {other.applied} steps and nantrap {guarded.applied}: nantrap does not change what is "
+                    "computed, it leaves a bad step out"
+                )
+                if guarded.rollbacks:
+                    text += " and goes back to an older state with a lower learning rate"
+            lines.append(text)
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """The showcase as plain JSON values; a loss that is not finite is `null`."""
@@ -109,6 +146,8 @@ class Showcase:
             "fault": self.fault.name,
             "quality": self.system.quality,
             "results": [{key: _plain(value) for key, value in asdict(result).items()} for result in self.results],
+            "outcomes": [list(each) for each in self.outcomes()],
+            "policy": policy_of(self.fault),
             "cause": self.incident.causes[0].slug if self.incident and self.incident.causes else None,
             "expected_cause": self.fault.cause,
             "reported_by": self.fault.reported_by,
@@ -119,16 +158,6 @@ class Showcase:
             "before": list(self.before or ()),
         }
 
-    def remarks(self) -> list[tuple[str, str]]:
-        """What the table has no column for, by run: errors, ranks that differ, nantrap's notes."""
-        found = []
-        for result in self.results:
-            if result.error:
-                found.append((result.name, f"ended at step {result.steps - 1} by {result.error}"))
-            if result.ranks_agree is False:
-                found.append((result.name, "the processes ended with different weights"))
-        return found + [("nantrap", note) for note in (*(self.before or ())[:1], *self.notes)]
-
     def _noticed(self) -> bool:
         if self.fault.code is not None and self.before is not None and not self.before:
             return False
@@ -136,12 +165,10 @@ class Showcase:
         return pattern is None or any(fnmatch.fnmatch(note, pattern) for note in self.notes)
 
     def _placed(self) -> bool:
-        """Whether cause, module and operation are those of the fault; for one without a cause, whether there is no
-        incident.
-        """
+        """Whether cause, module and operation are those of the fault; if it has no cause, whether none is named."""
         fault, incident = self.fault, self.incident
         if fault.cause is None or incident is None:
-            return fault.cause is None and incident is None
+            return fault.cause is None and (incident is None or not _causes(incident))
         return (
             bool(incident.causes)
             and incident.causes[0].slug == fault.cause
@@ -149,13 +176,77 @@ class Showcase:
             and fnmatch.fnmatch(incident.op or "", fault.op or "*")
         )
 
+    def _ended(self) -> bool:
+        error = next((each.error for each in self.results if each.name == "nantrap"), None)
+        return error is None if self.fault.error is None else fnmatch.fnmatch(error or "", self.fault.error)
+
     def _verdict(self) -> tuple[str, str]:
-        if self.incident is None:
-            by = self.fault.reported_by
-            return (f"{by.split()[0]} {self.fault.code}" if by and self.fault.code else by or "not diagnosed"), ""
-        if not self.incident.causes:
-            return "not diagnosed", ""
-        return self.incident.causes[0].code, "yes" if self.proven else "no"
+        """Who told the fault in this run, as it happened: the cause of the incident, a check before it, or nobody."""
+        if self.incident is not None and (_causes(self.incident) or self.fault.notice is None):
+            if not _causes(self.incident):
+                return "no cause", ""
+            return self.incident.causes[0].code, "yes" if self.proven else "no"
+        if self.before and self.fault.reported_by:
+            return f"{self.fault.reported_by.split()[0]} {self.fault.code}", ""
+        if self.fault.notice is not None and self._noticed():
+            return self.fault.reported_by or "notice", ""
+        return ("error" if any(each.error for each in self.results if each.name == "nantrap") else "no incident"), ""
+
+
+def outcome_of(result: Result, incident: str = "") -> str:
+    """One line about a run, made of its result; `incident` says what the first one was."""
+    parts = [f"{result.applied} of {result.steps} steps applied"]
+    if result.incidents:
+        parts.append(f"{counted(result.incidents, 'incident')}{incident}")
+    if result.rollbacks:
+        parts.append(counted(result.rollbacks, "rollback"))
+    if result.stopped:
+        parts.append(f"stopped by the guard at step {result.steps - 1}")
+    if result.error:
+        parts.append(f"ended at step {result.steps - 1} by {result.error}")
+    bad = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
+    if bad and not result.incidents:
+        ever = len(result.losses) - bad[0] == len(bad)
+        parts.append(f"loss not finite {'from step' if ever else 'first in step'} {bad[0]}{' on' if ever else ''}")
+    parts.append("parameters and buffers finite" if result.state_finite else "NaN or Inf in parameters or buffers")
+    if result.state_finite and not math.isfinite(result.held_out_loss):
+        parts.append("the evaluation is not finite")
+    if result.ranks_agree is not None:
+        parts.append("the processes hold equal weights" if result.ranks_agree else "the processes hold unequal weights")
+    if result.skipped_alike is not None and result.skipped:
+        steps = ", ".join(map(str, result.skipped[:8])) + (", ..." if len(result.skipped) > 8 else "")
+        parts.append(f"all of them left out the steps {steps}" if result.skipped_alike else "they left out other steps")
+    return "; ".join(parts)
+
+
+def _of_incident(incident: Incident) -> str:
+    """In which step the first incident was, and what it says of the cause."""
+    cause = next(iter(_causes(incident)), None)
+    said = f"{cause.code}, {'proven' if cause.proven else 'not proven'}" if cause else "no cause named"
+    return f" (the first in step {incident.step}: {said})"
+
+
+def _causes(incident: Incident) -> tuple[Cause, ...]:
+    """The causes that were named."""
+    return tuple(each for each in incident.causes if each.slug != "unknown")
+
+
+def policy_of(fault: Fault) -> str:
+    """What differs from the default policy in the guarded run of a demo; empty where `nantrap run` guards it."""
+    if fault.loop:
+        return ""
+    policy = Policy(**{**fault.policy, "diagnosis": DIAGNOSIS})
+    return _differences(policy, Policy())
+
+
+def _differences(value: Any, usual: Any) -> str:
+    """The fields of a dataclass that are not as in another one, as they would be written."""
+    found = []
+    for each in fields(usual):
+        new, old = getattr(value, each.name), getattr(usual, each.name)
+        if new != old:
+            found.append(f"{each.name}={_differences(new, old) if is_dataclass(old) else repr(new)}")
+    return f"{type(usual).__name__}({', '.join(found)})"
 
 
 def show(
@@ -191,7 +282,13 @@ def show(
         _Way("clean", "the repaired system", repaired=True),
         _Way("plain", "the fault, and an ordinary loop"),
         *(_Way(remedy.name, remedy.story, remedy=remedy) for remedy in fault.remedies),
-        _Way("nantrap", "the fault, and every step an attempt of the guard", guarded=True),
+        _Way(
+            "nantrap",
+            "the fault in its own loop, under `nantrap run`"
+            if fault.loop
+            else f"the fault, and every step an attempt of the guard; {policy_of(fault)}",
+            guarded=True,
+        ),
     ]
 
     def job(way: _Way) -> Job:
@@ -213,7 +310,9 @@ def show(
     def here(way: _Way) -> tuple[Result, Incident | None, tuple[str, ...]]:
         if fault.processes > 1:
             return measure_together(job(way), fault.processes)
-        run = system.run(fault=fault, remedy=way.remedy, repaired=way.repaired, changes=changes, seed=seed)
+        if fault.loop and way.guarded:
+            return measure_outside(job(way))
+        run = demo_run(system, fault, way.remedy, steps, repaired=way.repaired, changes=changes, seed=seed)
         chosen = run_dir if way.guarded else None
         result, incident = measure(way.name, run, steps, guarded=way.guarded, run_dir=chosen, quiet=quiet)
         return result, incident, run.notes
@@ -274,22 +373,34 @@ def reported_before(
     if fault.code is None:
         return ()
     if fault.reported_by == "doctor":
-        return _of_doctor(system, fault.code)
+        return _of_doctor(system, system.settings_of(fault, changes=changes), fault.parts, fault.code)
     return _of_data(system.run(fault=fault, changes=changes, seed=seed), fault.code)
 
 
-def _of_doctor(system: System, code: str) -> tuple[str, ...]:
-    """What `nantrap doctor` says about this fault in the system's own folder."""
+def _of_doctor(system: System, settings: Any, parts: Mapping[str, Any], code: str) -> tuple[str, ...]:
+    """What `nantrap doctor` says about these settings and parts, written as the folder of a project."""
     from nantrap.doctor.examine import examine
     from nantrap.doctor.report import RISK_OF
 
-    folder = system.config.parent
-    return tuple(
-        f"`nantrap doctor`: {RISK_OF[each.severity]}[{each.code}] {each.title}: {each.message} "
-        f"({os.path.relpath(each.place.file, folder.parent)}:{each.place.line})"
-        for each in examine([str(folder)]).findings
-        if each.code == code
-    )
+    with tempfile.TemporaryDirectory(prefix="nantrap-project-") as name:
+        folder = Path(name, system.name)
+        write_project(system, settings, parts, folder)
+        return tuple(
+            f"`nantrap doctor`: {RISK_OF[each.severity]}[{each.code}] {each.title}: {each.message} "
+            f"({os.path.relpath(each.place.file, name)}:{each.place.line})"
+            for each in examine([str(folder)]).findings
+            if each.code == code
+        )
+
+
+def write_project(system: System, settings: Any, parts: Mapping[str, Any], folder: Path) -> None:
+    """The files of a run as a project would have them: the system's own without its list of faults, the settings of the
+    run as its config, and `parts.py` with the code of every part that is not the repaired one."""
+    shutil.copytree(system.config.parent, folder, ignore=shutil.ignore_patterns("faults.py", "*.sh", "__pycache__"))
+    write_settings(settings, folder / system.config.name)
+    if parts:
+        source = "\n\n".join(textwrap.dedent(inspect.getsource(part)) for part in parts.values())
+        (folder / "parts.py").write_text(f"import torch\nfrom torch import nn\n\n\n{source}", encoding="utf-8")
 
 
 def _of_data(run: Run, code: str) -> tuple[str, ...]:
@@ -337,7 +448,11 @@ def report_of(shown: Showcase, *, steps: int, seed: int) -> str:
     lines += ["| " + " | ".join(headings) + " |", "| " + " | ".join("---" for _ in headings) + " |"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in shown.rows()]
     lines += ["", f"![the loss of each run over its steps]({PICTURE})"]
-    lines += ["", *(f"- **{name}**: {what}" for name, what in shown.stories())]
+    lines += ["", *(f"- **{name}**: {what}" for name, what in shown.outcomes())]
+    lines += ["", "## What is known of these runs", ""]
+    lines += ["Written about the runs of the documentation; what was measured here stands above.", ""]
+    known = [("plain", fault.damage), *((each.name, each.result) for each in fault.remedies), ("nantrap", fault.answer)]
+    lines += [f"- **{name}**: {what}" for name, what in known]
     if shown.incident is not None:
         lines += ["", "## The diagnosis", "", "```text", render_incident(shown.incident), "```"]
         if shown.incident.bundle:

@@ -59,8 +59,8 @@ class Run:
         begin_epoch: called every `epoch_steps` steps.
         step: the step that the loop is in.
         epoch_steps: how many steps an epoch has.
+        steps: how many steps the settings say that the run has; its schedule spans them.
         policy: settings of the guard's policy that differ from its own.
-        milestone: the number of the checkpoint from which the configuration says to continue; 0 for none.
         evaluate_ema: the same as `evaluate`, of the averaged weights.
         watched: values worth following, by name, for the training log.
         describe: a line about them after each epoch.
@@ -82,9 +82,9 @@ class Run:
     max_grad_norm: float | None = 1.0
     begin_epoch: Callable[[Run], None] | None = None
     epoch_steps: int = 100
+    steps: int = 0
     step: int = 0
     policy: Mapping[str, Any] = field(default_factory=dict)
-    milestone: int = 0
     evaluate_ema: Callable[[], Evaluation] | None = None
     watched: Callable[[], Mapping[str, float]] | None = None
     describe: Callable[[], str] | None = None
@@ -136,15 +136,20 @@ class Fault:
         answer: what nantrap does about it.
         parts: what it replaces, by the names of the system's `Parts`.
         settings: what it sets, by dotted names; the clean run is made with them too.
+        faulty_settings: what it sets in the faulty run alone.
         remedies: what was tried.
         cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
         reported_by: for a fault without a cause, what reports it instead: "guard" if the guard prevents it or gives a
-            clear error, "resume check", "doctor" or "data check", or `None`: it is not diagnosed.
+            clear error, "summary" of `nantrap run`, "resume check", "doctor" or "data check", or `None`: it is not
+            diagnosed.
         code: of the check that reports it, before training: `nantrap doctor` of the system's folder, or `nantrap data`
             of its batches.
         notice: a pattern that must be among the notes of the guarded run.
+        error: a pattern of the error with which the guarded run ends; `None`: it ends without one.
+        loop: whether the loop itself is the fault. The guarded run is then this loop under `nantrap run`: a guard's own
+            step would be another loop, without the fault.
         policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of real processes.
         extra: the optional part of nantrap that it needs, which has the name of its package.
@@ -159,6 +164,7 @@ class Fault:
     answer: str
     parts: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    faulty_settings: Mapping[str, Any] = field(default_factory=dict)
     remedies: tuple[Remedy, ...] = ()
     cause: str | None = None
     module: str | None = None
@@ -166,6 +172,8 @@ class Fault:
     reported_by: str | None = None
     code: str | None = None
     notice: str | None = None
+    error: str | None = None
+    loop: bool = False
     policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
     extra: str | None = None
@@ -202,6 +210,7 @@ class System:
         build: makes a run from settings, replaced parts and a seed.
         faults: its faults, the most telling one first.
         lr_setting: the setting that is the learning rate.
+        length_setting: the setting that is the number of steps of a run; its schedule spans them.
         flags: flags of its `train.py` in addition to the common ones.
     """
 
@@ -213,6 +222,7 @@ class System:
     build: Callable[[Any, Mapping[str, Any], int], Run]
     faults: tuple[Fault, ...]
     lr_setting: str
+    length_setting: str
     flags: tuple[Flag, ...] = ()
 
     def fault(self, name: str) -> Fault:
@@ -222,6 +232,23 @@ class System:
                 return fault
         raise UsageError(f"{self.name} has no fault {name!r}; it has {', '.join(each.name for each in self.faults)}")
 
+    def settings_of(
+        self,
+        fault: Fault | None = None,
+        remedy: Remedy | None = None,
+        *,
+        repaired: bool = False,
+        config: Path | None = None,
+        changes: Mapping[str, Any] | None = None,
+        steps: int = 0,
+    ) -> Any:
+        """The settings of a run: the config's, `steps`, then the fault's, then `changes`, then the remedy's."""
+        length = {self.length_setting: steps} if steps else {}
+        of_fault = {**fault.settings, **({} if repaired else fault.faulty_settings)} if fault else {}
+        given = (length, of_fault, changes or {}, remedy.settings if remedy else {})
+        wanted = {name: value for each in given for name, value in each.items()}
+        return with_changes(read_settings(self.settings, config or self.config), wanted)
+
     def run(
         self,
         *,
@@ -230,9 +257,10 @@ class System:
         repaired: bool = False,
         config: Path | None = None,
         changes: Mapping[str, Any] | None = None,
+        steps: int = 0,
         seed: int = 8,
     ) -> Run:
-        """A run from a seed. Settings: the config's, then the fault's, then `changes`, then the remedy's.
+        """A run from a seed, with the settings of `settings_of`.
 
         Args:
             fault: switched on, unless `repaired`: then only its settings are taken.
@@ -240,15 +268,21 @@ class System:
             repaired: build the repaired system under the fault's settings.
             config: instead of the system's own file.
             changes: settings by dotted name.
+            steps: the length of the run, which its schedule spans, in the place of the configured one.
             seed: of weights, batches and noise.
         """
         if fault is not None:
             fault.check_possible()
-        wanted = {**(fault.settings if fault else {}), **(changes or {}), **(remedy.settings if remedy else {})}
-        settings = with_changes(read_settings(self.settings, config or self.config), wanted)
+        settings = self.settings_of(fault, remedy, repaired=repaired, config=config, changes=changes, steps=steps)
         parts: dict[str, Any] = {}
         if fault is not None and not repaired:
             parts = {**fault.parts, **(remedy.parts if remedy else {})}
         run = self.build(settings, parts, seed)
         run.policy = fault.policy if fault is not None else {}
+        run.steps = settings.length.steps
         return run
+
+    def first_step(self) -> dict[str, Any]:
+        """The parts of the first step, as `nantrap preflight` takes them."""
+        run = self.run()
+        return {"model": run.model, "optimizer": run.optimizer, "batch": run.window(0)[0], "loss": run.loss}

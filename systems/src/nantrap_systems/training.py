@@ -42,6 +42,7 @@ def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -
         if guard is None:
             yield _plain_step(run, number, window)
         else:
+            guard.set_position(epoch=number // run.epoch_steps + 1, batch=number % run.epoch_steps)
             outcome = guard.attempt(run.loss, *window)
             yield Step(number, outcome.loss, outcome.applied, outcome.incident, outcome.terms)
 

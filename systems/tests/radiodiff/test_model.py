@@ -12,14 +12,13 @@ import torch
 
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap.ops import decoupled_weights
-from nantrap_systems import load_system
+from nantrap_systems import baselines, load_system
 from nantrap_systems.radiodiff.autoencoder import AutoencoderKL, first_stage
-from nantrap_systems.radiodiff.data import Batch, Maps
+from nantrap_systems.radiodiff.data import Maps
 from nantrap_systems.radiodiff.faults import launched, precision_of_trainer, time_steps_below_zero
-from nantrap_systems.radiodiff.loss import RESTORE_TIME, decoupled_terms, within
+from nantrap_systems.radiodiff.loss import decoupled_terms, within
 from nantrap_systems.radiodiff.model import (
     Latents,
-    RadioDiff,
     attend,
     log_time,
     one_over_std,
@@ -177,22 +176,10 @@ def test_it_learns() -> None:
     after = run.evaluate()
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
     assert after.loss < 0.6 * before.loss
-    maps = Maps(DataSettings())
-    image, values = maps.held_out.image, torch.linspace(-1, 1, 41).tolist()
-    constant = max(within(torch.full_like(image, value), maps.held_out) for value in values)
-    noisy = noisy_latent(cast(Any, run.model), maps.held_out)
+    constant, noisy = baselines.radiodiff(run).values()
     assert 0.3 < constant < 0.5
     assert 0.4 < noisy < 0.6
     assert after.quality > max(constant, noisy) + 0.05
-
-
-@torch.no_grad()
-def noisy_latent(model: RadioDiff, held_out: Batch) -> float:
-    """The trivial baseline: the noisy latent of the evaluation, decoded as it is."""
-    start = model.first_stage.encode(held_out.image).mean * model.decided_scale
-    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
-    latents = Latents(start, torch.full((len(start),), RESTORE_TIME), noise)
-    return within(model.first_stage.decode(latents.noisy / (1 - RESTORE_TIME) / model.decided_scale), held_out)
 
 
 def test_the_averaged_weights_are_evaluated_and_are_an_average() -> None:

@@ -272,11 +272,6 @@ class FiniteMaskAttention(AdditiveAttention):
     masked = -1e9
 
 
-def to_bfloat16(model: nn.Module) -> nn.Module:
-    """The weights themselves in bfloat16, and with them the state of the optimizer."""
-    return model.bfloat16()
-
-
 ZERO_ATTENTION_MASK = Fault(
     name="zero_attention_mask",
     title="an attention mask of zeros leaves a text nothing to attend to",
@@ -320,10 +315,12 @@ PURE_BF16 = Fault(
     ),
     damage="Finite in every step; much of the model never moves, and the loss stays above the clean run's.",
     answer=(
-        "No incident: nothing is ever non-finite. `nantrap doctor` sees weights in bfloat16 that Adam trains. The "
-        "repair is float32 weights under bfloat16 autocast."
+        "No incident: nothing is ever non-finite. `nantrap doctor` sees weights in bfloat16 and the small learning "
+        "rate in the config. The repair is float32 weights under bfloat16 autocast."
     ),
-    parts={"weights": to_bfloat16},
+    parts={},
+    faulty_settings={"training.dtype": "pure_bf16"},
+    loop=True,
     settings={
         "training.dtype": "bf16",
         "model.hidden_size": 32,
@@ -334,7 +331,7 @@ PURE_BF16 = Fault(
     },
     remedies=(replace(caution(1e-5), result="Freezes more of the model, and learns less."),),
     reported_by="doctor",
-    code="NT816",
+    code="NT817",
 )
 
 
@@ -434,6 +431,7 @@ NO_MASKED_TOKEN = Fault(
         caution(),
     ),
     reported_by="guard",
+    error="*the loss has no graph*",
 )
 
 

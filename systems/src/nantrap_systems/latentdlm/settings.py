@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nantrap.errors import UsageError
+from nantrap_systems.settings import Length
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,22 @@ class DataSettings:
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16}
 
+WEIGHTS = {"pure_bf16": torch.bfloat16}
+"""The dtype of the weights themselves, where it is not float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
     """`optimizer:` in the config."""
 
+    name: str = "adamw"
     lr: float = 5e-3
     weight_decay: float = 0.01
     grad_clip_norm: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.name != "adamw":
+            raise UsageError(f"optimizer.name is {self.name!r}: there is only adamw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +102,8 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     loss: LossSettings = field(default_factory=LossSettings)
+
+    @property
+    def length(self) -> Length:
+        """The steps of a run; the project counts no epochs."""
+        return Length(self.training.num_train_steps)

@@ -34,7 +34,7 @@ from nantrap_systems.latentdlm.loss import (
     random_times,
 )
 from nantrap_systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule
-from nantrap_systems.latentdlm.settings import DTYPES, Settings
+from nantrap_systems.latentdlm.settings import DTYPES, WEIGHTS, Settings
 from nantrap_systems.script import main
 from nantrap_systems.system import Run, System, Terms
 from nantrap_systems.updates import standard_update
@@ -52,7 +52,6 @@ class Parts:
     shares: Callable[[Tensor], Tensor] = frequencies
     prepare: Callable[[Batch], Batch] = lambda batch: batch
     attention: Callable[..., nn.Module] = JointAttention
-    weights: Callable[[nn.Module], nn.Module] = lambda model: model
     parallel: Callable[[nn.Module, torch.optim.Optimizer], nn.Module] = average_in_backward
     schedule: Schedule = cosine_schedule
     learned_schedule: Callable[[], nn.Module] = LearnedSchedule
@@ -71,11 +70,9 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     rank = dist.get_rank() if ranks > 1 else 0
     torch.manual_seed(seed)
     texts = Texts(settings.data, shares=chosen.shares)
-    inner = chosen.weights(
-        LatentDLM(settings.model, settings.data, attention=chosen.attention, schedule=chosen.learned_schedule)
-    )
-    if training.dtype == "pure_bf16":
-        inner = inner.bfloat16()
+    inner = LatentDLM(settings.model, settings.data, attention=chosen.attention, schedule=chosen.learned_schedule)
+    if training.dtype in WEIGHTS:
+        inner = inner.to(WEIGHTS[training.dtype])
     optimizer = torch.optim.AdamW(
         inner.parameters(), lr=settings.optimizer.lr, weight_decay=settings.optimizer.weight_decay
     )
@@ -131,6 +128,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="optimizer.lr",
+    length_setting="training.num_train_steps",
 )
 
 if __name__ == "__main__":

@@ -384,11 +384,16 @@ FAULTS = (
             "here are 10 steps, and gradients are large enough that it has to search."
         ),
         damage="Most steps of every epoch are skipped silently.",
-        answer="One scaler for the run: it searches once, which is normal and no incident.",
+        answer=(
+            "No cause: the loop is as it was, and loses as many steps. The summary of `nantrap run` counts the steps "
+            "that the scaler left out and asks whether it is made anew again and again."
+        ),
         parts={"begin_epoch": new_scaler},
+        loop=True,
+        notice="*made anew again and again*",
         settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
         remedies=(CAUTION,),
-        reported_by="guard",
+        reported_by="summary",
     ),
     Fault(
         name="clip_before_unscale",
@@ -399,8 +404,12 @@ FAULTS = (
             "is so large that what is left lies below its eps."
         ),
         damage="Finite in every step, and nothing is learned.",
-        answer="The guard unscales before it clips: with it the fault cannot happen.",
+        answer=(
+            "No incident: every number is finite, and the run is as bad as before. `nantrap doctor` reports the order "
+            "(NT855) where backward, clip and step stand in one function; `guard.step()` unscales first."
+        ),
         parts={"update": clip_without_unscale},
+        loop=True,
         settings={
             **_HALF,
             "training.optimizer": "sgd",
@@ -408,6 +417,5 @@ FAULTS = (
             "model.known_frequencies": False,
         },
         remedies=(caution(0.3),),
-        reported_by="guard",
     ),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nantrap.errors import UsageError
 from nantrap.ops import cosine_schedule, linear_schedule
-from nantrap_systems.settings import Alias
+from nantrap_systems.settings import Alias, Length
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class TrainingSettings:
     mixed_precision: str = "no"
     loss_scaling: bool = True
     steps_per_epoch: int = 50
+    num_train_steps: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +102,8 @@ class Settings:
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
     data: DataSettings = field(default_factory=DataSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    @property
+    def length(self) -> Length:
+        """The steps of a run, and of an epoch. The learning rate is constant after its warm-up."""
+        return Length(self.training.num_train_steps, self.training.steps_per_epoch)

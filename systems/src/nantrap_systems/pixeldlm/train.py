@@ -90,7 +90,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and training.loss_scaling else None,
         max_grad_norm=training.max_grad_norm,
         begin_epoch=chosen.begin_epoch,
-        epoch_steps=training.steps_per_epoch,
+        epoch_steps=settings.length.epoch,
     )
 
 
@@ -103,6 +103,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="training.learning_rate",
+    length_setting="training.num_train_steps",
 )
 
 if __name__ == "__main__":

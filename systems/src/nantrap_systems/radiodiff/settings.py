@@ -21,6 +21,7 @@ import yaml
 
 from nantrap.errors import FormatError, UsageError
 from nantrap_systems.precision import autocast, precision
+from nantrap_systems.settings import Length
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ class Settings:
     unet: UNetSettings = field(default_factory=UNetSettings)
     data: DataSettings = field(default_factory=DataSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+    @property
+    def length(self) -> Length:
+        """The steps of a run; the project counts no epochs."""
+        return Length(self.trainer.train_num_steps, milestone=self.trainer.resume_milestone)
 
 
 class Precision(NamedTuple):

@@ -151,7 +151,6 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         ema=ema,
         evaluate_ema=partial(judge, averaged),
         max_grad_norm=trainer.max_grad_norm,
-        milestone=trainer.resume_milestone,
         facts=(describe_precision(trainer, accelerate, asked),),
     )
 
@@ -172,6 +171,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="trainer.lr",
+    length_setting="trainer.train_num_steps",
     flags=(Flag("--accelerate-config", "accelerate_config", "the file that `accelerate config` wrote"),),
 )
 

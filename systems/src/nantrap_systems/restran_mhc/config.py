@@ -27,6 +27,7 @@ GRAD_CLIP = 1.0
 BATCH_SIZE = 16
 EPOCHS = 30
 STEPS_PER_EPOCH = 10
+TOTAL_STEPS = 0  # of the whole cycle; 0: EPOCHS * STEPS_PER_EPOCH
 WARMUP = 0.1  # share of the cycle in which the learning rate rises
 USE_CUDNN_BENCHMARK = False
 MIXED_PRECISION = "no"  # no, bf16, fp16

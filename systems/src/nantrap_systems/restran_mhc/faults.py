@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nantrap.guard import Rollback
 from nantrap.ops import RMSNorm
 from nantrap_systems.restran_mhc.model import HyperConnection, branch
 from nantrap_systems.system import Fault, Remedy, Run, lower_rate_and_clip
@@ -119,7 +118,6 @@ SINKHORN = Fault(
     cause="exp_overflow",
     module="mhc.*.sinkhorn",
     op="aten.exp",
-    policy={"rollback": Rollback(anchor_every=7)},
 )
 
 # ---- contrast
@@ -394,11 +392,16 @@ SCALER_ALARM = Fault(
         "rate each time."
     ),
     damage="The learning rate is a fraction of the configured one before the first step; almost nothing is learned.",
-    answer="No incident: some overflows in a row are a scaler that searches.",
+    answer=(
+        "No incident: the summary of `nantrap run` says that these overflows are a scaler that searches its scale, "
+        "which is normal. The loop still halves its learning rate."
+    ),
     parts={"update": halve_rate_on_overflow},
     settings={**HALF, "loss_scale": 2.0**22},
     remedies=(CAUTION,),
-    reported_by="guard",
+    reported_by="summary",
+    loop=True,
+    notice="*searched its scale (normal)*",
 )
 
 

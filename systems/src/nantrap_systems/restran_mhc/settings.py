@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nantrap.errors import UsageError
-from nantrap_systems.settings import Alias
+from nantrap_systems.settings import Alias, Length
 
 _LEVELS = {"none": 0, "light": 0, "medium": 1, "full": 2, "strong": 2}
 
@@ -50,6 +50,7 @@ class Settings:
     batch_size: int = 16
     epochs: int = 30
     steps_per_epoch: int = 10
+    total_steps: int = 0
     warmup: float = 0.1
     mixed_precision: str = "no"
     loss_scaling: bool = True
@@ -57,6 +58,11 @@ class Settings:
     earlier_steps: int = 0
     earlier_rate: float = 1e-2
     earlier_accident: bool = False
+
+    @property
+    def length(self) -> Length:
+        """The steps of a run, which the cycle spans, and of an epoch: `total_steps`, or all epochs."""
+        return Length(self.total_steps or self.epochs * self.steps_per_epoch, self.steps_per_epoch)
 
     def __post_init__(self) -> None:
         if self.model_type not in ("restran_mhc", "restran"):

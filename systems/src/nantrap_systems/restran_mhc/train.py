@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 import nantrap
 from nantrap.checkpoints import CheckpointStore, check_resume
@@ -97,6 +98,20 @@ def load_last_good(run: Run, folder: Path, rate: float) -> None:
 
 
 # ---- a run
+
+
+class Cycle(OneCycleLR):
+    """One cycle over the steps of this run. A restored state does not bring the length of an earlier run back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_lr: float, *, steps: int, pct_start: float) -> None:
+        # the schedule is stepped after the last update too, and beyond its end the learning rate would rise again
+        super().__init__(optimizer, max_lr, total_steps=steps + 1, pct_start=pct_start)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore all but the length; the learning rates are in the optimizer's state."""
+        length = {name: vars(self)[name] for name in ("total_steps", "_schedule_phases")}
+        super().load_state_dict({**state_dict, **length})
+
 
 WATCH = dict.fromkeys(("*.alpha_pre", "*.alpha_post", "*.alpha_res"), nantrap.Limit(min=-1.0, max=1.0))
 """The α begin at 0.01; one beyond ±1 makes the matrices of a hyper-connection saturate."""
@@ -188,19 +203,14 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         window=window,
         evaluate=lambda: evaluate(model, plates.held_out, dtype=dtype),
         update=chosen.update,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            settings.learning_rate,
-            total_steps=settings.epochs * settings.steps_per_epoch,
-            pct_start=settings.warmup,
-        ),
+        scheduler=Cycle(optimizer, settings.learning_rate, steps=settings.length.steps, pct_start=settings.warmup),
         scaler=torch.amp.GradScaler("cpu", init_scale=settings.loss_scale) if scaled else None,
         watch=WATCH,
         watched=partial(alphas, model),
         describe=partial(describe_alphas, model),
         max_grad_norm=settings.grad_clip,
         begin_epoch=chosen.begin_epoch,
-        epoch_steps=settings.steps_per_epoch,
+        epoch_steps=settings.length.epoch,
     )
     if settings.earlier_steps:
         before = replace(settings, learning_rate=settings.earlier_rate, earlier_steps=0)
@@ -227,6 +237,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="learning_rate",
+    length_setting="total_steps",
     flags=(
         Flag("--model", "model_type", "restran_mhc, or restran without hyper-connections"),
         Flag("--mhc-n", "mhc_n", "how many streams"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nantrap.errors import UsageError
-from nantrap_systems.settings import Alias
+from nantrap_systems.settings import Alias, Length
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class Settings:
     clip_grad: float = 1.0
     mixed_precision: str = "no"
     steps_per_epoch: int = 12
+
+    @property
+    def length(self) -> Length:
+        """The steps of a run, which the schedule spans, and of an epoch."""
+        return Length(self.schedule_steps, self.steps_per_epoch)
 
     def __post_init__(self) -> None:
         if self.min_lr > self.learning_rate:

@@ -113,7 +113,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         max_grad_norm=settings.clip_grad,
         facts=pairs.facts,
         begin_epoch=chosen.begin_epoch,
-        epoch_steps=settings.steps_per_epoch,
+        epoch_steps=settings.length.epoch,
     )
 
 
@@ -126,6 +126,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="learning_rate",
+    length_setting="schedule_steps",
     flags=(
         Flag("--cache-dir", "cache_dir", "where embeddings_train.pt is kept (default: among the temporary files)"),
         Flag("--force-recompute", "force_recompute", "compute the cached embeddings again", switch=True),
