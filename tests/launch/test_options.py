@@ -152,9 +152,9 @@ def test_headroom_warns_before_an_output_overflows(
     headroom: int, factor: float, warns: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 2), Growing(factor))
-    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
     with attached(RunSettings(run_dir=str(tmp_path), headroom=headroom)):
+        net = nn.Sequential(nn.Linear(2, 2), Growing(factor))
+        optimizer = torch.optim.SGD(net.parameters(), 1e-9)
         for _ in range(40):
             optimizer.zero_grad()
             (1e-6 * net(torch.ones(1, 2)).float().square().mean()).backward()

@@ -308,6 +308,7 @@ def show(
         )
 
     def here(way: _Way) -> tuple[Result, Incident | None, tuple[str, ...]]:
+        """The run of one way in this process, in several that train together, or under `nantrap run`."""
         if fault.processes > 1:
             return measure_together(job(way), fault.processes)
         if fault.loop and way.guarded:
