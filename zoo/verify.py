@@ -30,7 +30,9 @@ SILENT = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided
 
 
 def is_float(t):
-    return torch.is_tensor(t) and (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided
+    """Whether its values are looked at. The formats of one byte have no `isfinite`."""
+    checked = torch.is_tensor(t) and (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided
+    return checked and t.element_size() > 1
 
 
 def has_nan(t):
@@ -92,7 +94,8 @@ def run(case, trace_step=None):
     model, optimizer, dtype = case["model"], case["optimizer"], case["autocast_dtype"]
     autocast = (lambda: torch.autocast("cpu", dtype=dtype)) if dtype else contextlib.nullcontext
     born_bad = {n: ~torch.isfinite(t) for n, t in state_of(case).items() if has_bad(t)}
-    declared = case["truth"]["phase"] == "state" or case["truth"]["op"] == "aten.empty"  # bad state is the fault itself
+    truth = case["truth"]
+    declared = truth.get("phase") == "state" or truth.get("op") == "aten.empty"  # bad state is the fault itself
     batches, tracer = case["batches"], None
     stream = itertools.cycle(batches) if isinstance(batches, list) else iter(batches)
     for step, batch in zip(range(case["steps"]), stream, strict=False):
@@ -102,6 +105,7 @@ def run(case, trace_step=None):
             optimizer.zero_grad()
             with autocast():
                 loss = case["loss_fn"](model, batch)
+                loss = sum(loss.values()) if isinstance(loss, dict) else loss
             if tracer:
                 tracer.phase = "backward"
             loss.backward()
@@ -160,10 +164,11 @@ def check(path, verbose=False):
     origins = run(fresh(), trace_step=step)[4].origins
     phase = {"grad_clip": "optimizer"}.get(truth["phase"], truth["phase"])
     module = "loss" if truth.get("where") == "loss_fn" or truth["module"] in ("", None) else truth["module"]
+    ops, modules = {truth["op"], *truth.get("also_op", ())}, {module, *truth.get("also_module", ())}
     hits = [
         i
         for i, (p, m, op, _) in enumerate(origins)
-        if (p, op) == (phase, truth["op"]) and (m == module or phase == "optimizer")
+        if p == phase and op in ops and (m in modules or phase == "optimizer")
     ]
     if not hits:
         wrong.append(f"no such origin; origins: {origins[:6]}")
