@@ -325,6 +325,30 @@ def test_inputs_that_the_script_cleans_are_counted(settings: RunSettings, capsys
     assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [BAD]
 
 
+def test_an_update_that_evaluates_the_model_is_not_run_again_without_its_closure(
+    settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, evaluations = torch.randn(9, 6), itertools.count()
+    with attached(settings) as attachment:
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.8, max_iter=6)
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = (net(x * (math.nan if next(evaluations) == 8 else 1.0)) - x.sum(1, keepdim=True)).pow(2).mean()
+            loss.backward()
+            return float(loss.detach())
+
+        for _ in range(4):
+            optimizer.step(closure)
+        summary = RunSummary.of(attachment)
+    assert (summary.steps, summary.applied, summary.state_finite) == (4, 3, True)
+    err = capsys.readouterr().err
+    assert "skipped: optimizer: parameter 0.weight: 48 of 48 values are NaN" in err
+    assert "TypeError" not in err
+
+
 def test_what_the_guard_itself_replaces_is_not_cleaned_by_the_script(
     settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
