@@ -75,6 +75,12 @@ class Case:
         return self.location.node or ""
 
     @property
+    def derivative(self) -> str:
+        """`derivative`, or `second derivative` where the program itself took one (a force, a gradient penalty)."""
+        order = 1 if self.capture is None else self.capture.op.order
+        return ("", "second ", "third ")[min(max(order, 1), 3) - 1] + "derivative"
+
+    @property
     def capture(self) -> Capture | None:
         """The guilty operation with its inputs and outputs, if it is one and was replayed."""
         return self.location.capture

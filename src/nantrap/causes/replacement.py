@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -110,8 +111,8 @@ class Replacement(ThroughoutMode):
         return NotImplemented
 
 
-_FUNCTIONS = ("functional.py", "_tensor.py", "overrides.py")
-"""Where torch has functions that are Python code themselves."""
+_FUNCTIONS = ("functional.py", "_tensor.py", "overrides.py", os.path.join("twoline", "guarded.py"))
+"""Where torch has functions that are Python code themselves, and where calls of the two-line form are checked."""
 
 
 def is_direct(frame: FrameType | None, place: Place | None) -> bool:
@@ -318,6 +319,13 @@ FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
         **_each(("xlogy", "special_xlogy"), "torch.xlogy(a, b.clamp(min={tiny}))"),
         "special_xlog1py": ("torch.special.xlog1py(a, b.clamp(min=-1 + {near}))",),
         **_each(_POWERS[:3], "torch.pow(a.clamp(min={tiny}), b)"),
+    },
+    "selected": {
+        **_each(("sqrt", "rsqrt", "log", "log2", "log10"), "torch.NAME(x.masked_fill(x <= 0, 1.0))"),
+        "log1p": ("torch.log1p(x.masked_fill(x <= -1, 0.0))",),
+        **_each(_POWERS[:3], "torch.pow(a.masked_fill(a <= 0, 1.0), b)"),
+        "reciprocal": ("1 / x.masked_fill(x == 0, 1.0)",),
+        **_each(_DIVISIONS, "a / b.masked_fill(b == 0, 1.0)"),
     },
     "cross_entropy": {"cross_entropy": ("nantrap.ops.cross_entropy(a, b, ...)",)},
     "ctc": {"ctc_loss": ("nantrap.ops.ctc_loss(x, ...)",)},

@@ -61,6 +61,13 @@ def family_of(node: str) -> tuple[str, tuple[str, str, str]]:
     return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
 
 
+def node_of(op: Op) -> str:
+    """The autograd node that an operation of the forward pass makes, if that is one of `SINGULAR`; else its name."""
+    name = op.name.removeprefix("aten.").rstrip("_")
+    known = next((each for each in SINGULAR if each.lower() == name.replace("_", "")), "")
+    return f"{known}Backward0" if known else name
+
+
 def written_as(name: str) -> str:
     """The function that a name in `SINGULAR` belongs to, as it is called: `log1p`, `special_entr`."""
     return "special_entr" if name == "SpecialEntr" else name.removesuffix("Mean").lower()

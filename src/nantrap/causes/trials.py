@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from nantrap.locate.batch import with_tensor
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.fresh_memory import filled_with_nan, filled_with_zeros
 from nantrap.locate.replay.program import cannot_rewind
-from nantrap.locate.replay.replay import fails_alike, replay_step
+from nantrap.locate.replay.replay import fails_alike, loss_with, replay_step
 from nantrap.locate.replay.samples import fails
 from nantrap.locate.source import Place
 from nantrap.locate.wrapping import layers_of
@@ -63,6 +64,7 @@ class Laboratory:
         self._controls: dict[str, tuple[str, Trial | None]] = {}
         self._drift: float | None = None
         self._rewritten: dict[str, bool] = {}
+        self._left_out: dict[str, bool] = {}
         self._changed: dict[str, tuple[Replaced, ...]] = {}
         self.notes: list[str] = []
         self.wants_others = False
@@ -229,6 +231,23 @@ class Laboratory:
             return Rerun(not fails(self._case.failure, rest, size))
 
         return self.run("without_samples", f"the batch without {noun} {shown}", experiment, harness="step")
+
+    def is_left_out(self, what: str, origins: Callable[[int], bool]) -> bool:
+        """Whether the loss is the same with 0 and with 1 in the place of non-finite values: the program does not use
+        them. What it computes of them (tanh of Inf) it uses.
+
+        Args:
+            what: a name for these values.
+            origins: whether an origin made them, by its index in the replay.
+        """
+        failed = self._case.failure
+        if what not in self._left_out:
+            self._left_out[what] = False
+            if failed.repeatable and failed.crew is None and not self.control("step"):
+                with contextlib.suppress(Exception):  # a changed value may take another branch of the code
+                    none, one = (loss_with(failed, value, origins) for value in (0.0, 1.0))
+                    self._left_out[what] = none == one and math.isfinite(one)
+        return self._left_out[what]
 
     def with_tensor(self, path: str, change: str, old: Tensor, new: Tensor) -> Trial:
         """The batch with one of its tensors changed."""

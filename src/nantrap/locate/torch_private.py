@@ -66,6 +66,10 @@ input_metadata_of = operator.attrgetter("_input_metadata")
 version_of = operator.attrgetter("_version")
 """How often a tensor was written in place."""
 
+is_zero_tensor = operator.methodcaller("_is_zerotensor")
+"""Whether a tensor is zeros for which no memory exists: second derivatives make them, and reading one ends in a crash
+inside of a dispatch mode."""
+
 sequence_of = operator.methodcaller("_sequence_nr")
 """The number of an autograd node in the order of the forward pass."""
 

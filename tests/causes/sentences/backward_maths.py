@@ -146,9 +146,129 @@ PROGRAMS: dict[str, str] = {
             z = model(x) * 0 + (-1 + 6e-8 if x is batches[2] else 0.0)
             return (z.log1p() * (1e33 if x is batches[2] else 1.0)).sum()
     """,
+    "a mean over no position of a row that is left out": """
+        batches = [(x, 3 if i != 2 else 0) for i, x in enumerate(batches)]
+        def loss_fn(batch):
+            x, longest = batch
+            kept = (torch.arange(3) < torch.tensor([3, 3, 3, longest, 3, 3])[:, None]).float()
+            row = (model(x) * kept).sum(-1) / kept.sum(-1)
+            return torch.where(kept.sum(-1) > 0, row.square().sqrt(), 0.0).mean()
+    """,
+    "a mean over no position that is replaced by 0": """
+        batches = [(x, 3 if i != 2 else 0) for i, x in enumerate(batches)]
+        def loss_fn(batch):
+            x, longest = batch
+            kept = (torch.arange(3) < torch.tensor([3, 3, 3, longest, 3, 3])[:, None]).float()
+            row = (model(x) * kept).sum(-1) / kept.sum(-1)
+            return (row.nan_to_num(0.0) - 1).square().mean()
+    """,
+    "a row that cannot be run again, two lines": """
+        batches = [(x, torch.ones(6) if i != 2 else torch.ones(6).index_fill(0, torch.tensor(3), 0.0))
+                   for i, x in enumerate(batches)]
+        counts = iter(range(99))
+        def loss_fn(batch):
+            next(counts)
+            x, n = batch
+            row = model(x).sum(-1) / n
+            return torch.stack([each for each, count in zip(row, n) if count]).mean()
+    """,
+    "an inverse softplus that does not take its exponential": """
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.constant_(model.weight, 0.25)
+        batches = [x.abs() + 0.1 if i != 2 else torch.full((6, 4), 400.0) for i, x in enumerate(batches)]
+        def loss_fn(x):
+            y = model(x)
+            return torch.where(y > 20, y, torch.log(torch.expm1(y))).mean()
+    """,
+    "an inverse softplus that takes its exponential": """
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.constant_(model.weight, 0.25)
+        batches = [x.abs() + 0.1 if i != 2 else torch.full((6, 4), 400.0) for i, x in enumerate(batches)]
+        def loss_fn(x):
+            y = model(x)
+            return torch.where(y < -20, y, torch.log(torch.expm1(y))).mean()
+    """,
+    "forces of a norm that is zero": """
+        model = nn.Linear(4, 3, bias=False)
+        batches[2][1] = 0.0
+        def loss_fn(x):
+            x = x.clone().requires_grad_()
+            (force,) = torch.autograd.grad(model(x).norm(dim=-1).sum(), x, create_graph=True)
+            return force.square().sum()
+    """,
+    "a curvature of a power at zero": """
+        model = nn.Linear(1, 3)
+        batches = [torch.rand(6, 1, generator=draw) for _ in range(4)]
+        batches[2][1] = 0.0
+        def loss_fn(x):
+            x = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x ** 1.5).tanh().sum(), x, create_graph=True)
+            (curvature,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+            return curvature.square().mean()
+    """,
+    "an inner step through a root of zero": """
+        model = nn.Linear(4, 3, bias=False)
+        batches[2][1] = 0.0
+        def loss_fn(x):
+            (slope,) = torch.autograd.grad(model(x).abs().sqrt().mean(), model.weight, create_graph=True)
+            return F.linear(x, model.weight - 0.1 * slope).square().mean()
+    """,
+    "forces of an angle of zero": """
+        model = nn.Linear(3, 1)
+        batches = [torch.randn(6, 3, generator=draw) for _ in range(4)]
+        batches[2][4] = torch.tensor([1.0, 0.0, 0.0])
+        def loss_fn(x):
+            x = x.clone().requires_grad_()
+            angle = torch.acos(x[:, 0] / x.norm(dim=-1))
+            (force,) = torch.autograd.grad(model(x).sum() + angle.sum() * model.weight.sum(), x, create_graph=True)
+            return force.square().mean()
+    """,
+    "shares of a force that is zero": """
+        model = nn.Linear(3, 3, bias=False)
+        batches = [torch.randn(6, 3, generator=draw) for _ in range(2)] + [torch.zeros(6, 3)]
+        def loss_fn(x):
+            x = x.clone().requires_grad_()
+            (force,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            return (force / force.sum(-1, keepdim=True)).square().sum()
+    """,
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a mean over no position of a row that is left out", "a mean over no position that is replaced by 0"): (
+        "the branch of a / b that was not selected put NaN into the gradient",
+        "gave 1 non-finite of 6 values, and the loss is finite",
+        "the loss is the same with 0 and with 1 in their place: the program leaves them out",
+        "a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · Inf = NaN",
+        "a / b.masked_fill(b == 0, 1.0)",
+    ),
+    ("a mean over no position that is replaced by 0", "a mean over no position of a row that is left out"): (
+        "whose result was replaced afterwards",
+        "the denominator is exactly 0 at 1 of 6 places, and the loss is finite",
+        "what replaced the result does not replace its derivative, which is infinite there",
+    ),
+    ("a row that cannot be run again, two lines", "a mean over no position that is replaced by 0, two lines"): (
+        "a / b gave Inf or NaN, and the loss is finite: it was left out afterwards, and its derivative was not",
+        "what it divides by is exactly 0, where a / b is not finite either",
+    ),
+    ("an inverse softplus that does not take its exponential", "an inverse softplus that takes its exponential"): (
+        "the branch of expm1 that was not selected put NaN into the gradient",
+    ),
+    ("forces of a norm that is zero", "root of zero"): ("the second derivative of norm is infinite at exactly zero",),
+    ("forces of a norm that is zero, two lines", "root of zero, two lines"): (
+        "the second derivative of norm is infinite at exactly zero",
+    ),
+    ("a curvature of a power at zero", "root of zero"): (
+        "the second derivative of x ** a with a < 2 is infinite at exactly zero",
+    ),
+    ("an inner step through a root of zero, two lines", "forces of an angle of zero, two lines"): (
+        "the derivative of sqrt is infinite at exactly zero",
+        "nantrap.ops.safe_sqrt(x) in line",
+    ),
+    ("forces of an angle of zero, two lines", "shares of a force that is zero, two lines"): (
+        "the derivative of acos is infinite at ±1",
+        "nantrap.ops.safe_acos(x) in line",
+    ),
+    ("shares of a force that is zero", "forces of an angle of zero"): ("a division by exactly zero in the loss",),
     ("svd of the identity", "qr of a zero column"): (
         "the smallest gap in the spectrum is",
         "with a repeated or zero spectrum",

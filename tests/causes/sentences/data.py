@@ -212,9 +212,64 @@ PROGRAMS: dict[str, str] = {
         turn = iter(targets)
         def loss_fn(x): return F.mse_loss(model(x), next(turn))
     """,
+    "targets that are missing by design": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][1][torch.rand(6, 3, generator=draw) < 0.3] = nan
+        def loss_fn(batch):
+            x, y = batch
+            error = (model(x) - y).square()
+            return error[y.isfinite()].mean()
+    """,
+    "targets that are missing by design, and a product with the mask": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][1][torch.rand(6, 3, generator=draw) < 0.3] = nan
+        def loss_fn(batch):
+            x, y = batch
+            known = (~y.isnan()).float()
+            return ((model(x) - y).square() * known).sum() / known.sum()
+    """,
+    "targets that are missing by design, and nanmean": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][1][torch.rand(6, 3, generator=draw) < 0.3] = nan
+        def loss_fn(batch): return (model(batch[0]) - batch[1]).square().nanmean()
+    """,
+    "a nan target that the mask does not leave out": """
+        batches = [(x, torch.randn(6, 3, generator=draw), torch.ones(6, dtype=torch.bool)) for x in batches]
+        batches[2][1][3, 1], batches[2][2][4] = nan, False
+        def loss_fn(batch):
+            x, y, kept = batch
+            return torch.where(kept[:, None], (model(x) - y).square(), 0.0).mean()
+    """,
+    "a nan target that is replaced by the prediction": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[2][1][3, 1] = nan
+        def loss_fn(batch): return ((model(batch[0]) - batch[1]).square().nan_to_num(1.0) - 2).square().mean()
+    """,
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("targets that are missing by design", "a nan target that the mask does not leave out"): (
+        "of batch[1] that the loss leaves out put NaN into the gradient: the mask comes after the arithmetic",
+        "the loss is the same with 0 and with 1 in their place: the program leaves them out",
+        "make the mask first, and fill the places before anything is computed",
+    ),
+    ("targets that are missing by design, two lines", "a nan target that the mask does not leave out, two lines"): (
+        "that the loss leaves out put NaN into the gradient: the mask comes after the arithmetic",
+    ),
+    ("targets that are missing by design, and a product with the mask", "targets that are missing by design"): (
+        "that the loss leaves out put NaN into the loss: the mask comes after the arithmetic",
+        "a mask that is multiplied afterwards does not remove them: 0 · NaN = NaN",
+    ),
+    ("targets that are missing by design, and nanmean", "a nan target that is replaced by the prediction"): (
+        "that the loss leaves out put NaN into the gradient: the mask comes after the arithmetic",
+    ),
+    ("a nan target that the mask does not leave out", "targets that are missing by design"): (
+        "the batch is non-finite before the forward pass: [1]",
+        "clean or drop the sample where [1] is made",
+    ),
+    ("a nan target that is replaced by the prediction", "targets that are missing by design, and nanmean"): (
+        "the batch is non-finite before the forward pass: [1]",
+    ),
     ("nan in the batch", "exp of one sample"): (
         "without that sample the step is finite",
         "the batch without sample 1: finite",

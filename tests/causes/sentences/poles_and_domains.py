@@ -229,7 +229,9 @@ PROGRAMS: dict[str, str] = {
     "a root of zero that is differentiated twice, two lines": """
         model = nn.Linear(4, 3, bias=False)
         batches[2][1] = 0.0
+        counts = iter(range(99))  # what is taken from it cannot be taken again
         def loss_fn(x):
+            next(counts)
             x = x.clone().requires_grad_()
             out = model(x).square().sum(-1).sqrt().sum()
             (slope,) = torch.autograd.grad(out, x, create_graph=True)

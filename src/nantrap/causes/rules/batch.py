@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, recomputed, without
+from nantrap.causes.rules.unselected import is_left_out
 from nantrap.causes.usual import in_usual_range, unusual_inputs
 from nantrap.incident import Trial
 from nantrap.incident.wording import some_of
@@ -28,6 +29,8 @@ def bad_input_data(case: Case) -> Claim | None:
         return read
     if case.external is None or case.external.kind != "batch":
         return _sentinel(case)
+    if is_left_out(case):
+        return None  # missing values that the program knows of: see where_unselected_branch
     return _bad_before_the_pass(case, case.external)
 
 

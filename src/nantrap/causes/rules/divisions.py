@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import all_finite, share
+from nantrap.causes.rules.unselected import is_left_out, made_in_forward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
 
 _NORMALISATIONS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
 
@@ -26,6 +28,8 @@ def division_by_zero(case: Case) -> Claim | None:
         return None  # a question of precision: see eps_underflow_half
     if case.phase == "optimizer":
         return _division_in_the_update(case)
+    if case.phase == "backward" and (made := made_in_forward(case)) is not None and not is_left_out(case):
+        return _replaced_afterwards(case, made)
     if case.phase != "forward" and not case.in_users_backward:
         return None
     if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
@@ -44,10 +48,11 @@ def _division_by_tensor(case: Case) -> Claim | None:
     fact = f"the denominator is exactly 0 at {share(denominator == 0)}{_made_by(case)}{all_finite(case.inputs)}"
     if _is_unwritten(case):
         return Claim(
-            "hint",
+            "tried",  # that it divides by 0 was measured; what computes it was not seen
             f"a division by exactly zero in {where} that no line of it shows, such as one in a derivative",
             (fact,),
-            help="with create_graph=True, look for a sqrt, a norm or a power at exactly 0: its derivative divides by 0",
+            help="with create_graph=True, look for a sqrt, a norm or a power at exactly 0, or an acos at ±1: "
+            "its derivative divides by 0",
         )
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
     sure = case.failure.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
@@ -66,6 +71,30 @@ def _division_by_tensor(case: Case) -> Claim | None:
         remedies=tuple(remedies),
         help="an eps in the denominator, or a bound on what it is computed from",
         note="blank or constant inputs are the usual reason",
+    )
+
+
+def _replaced_afterwards(case: Case, made: Op) -> Claim | None:
+    """The forward pass divided by 0 and used what it put in the place of the result (nan_to_num)."""
+    capture = None if case.trace is None else case.trace.captures.get(made.index)
+    if capture is None or made.name.rstrip("_") not in ("aten.div", "aten.reciprocal") or made.place is None:
+        return None
+    denominator = capture.inputs()[-1].detach()
+    if not _is_zero_where_bad(denominator, capture.outputs[0]):
+        return None
+    line = f"line {made.place.line}"
+    trial = case.lab.replaced(made.place.source(), "div") if case.failure.repeatable else None
+    return Claim(
+        "measured",
+        f"a division by exactly zero in {line}, whose result was replaced afterwards",
+        (
+            f"{made.name} in {line}: the denominator is exactly 0 at {share(denominator == 0)}, and the loss is finite",
+            "what replaced the result does not replace its derivative, which is infinite there",
+        ),
+        trial=trial,
+        shows=f"with {trial.change} the step is finite" if trial is not None else "",
+        remedies=(case.remedy("div", trial, "div"),),
+        help="an eps in the denominator, or a bound on what it is computed from",
     )
 
 
@@ -89,9 +118,10 @@ def _is_unwritten(case: Case) -> bool:
     """Whether only the graph shows a division, and nothing in the code that computed the loss is written as one."""
     from nantrap.locate.twoline.infer import is_written
 
-    if case.failure.repeatable or case.location.source is not None or case.op not in ("div", "true_divide"):
+    if case.failure.repeatable or case.location.source is not None or case.phase != "forward":
         return False
-    return case.phase == "forward" and case.location.module == "loss" and not is_written("div", case.failure.root)
+    written = "div" if case.op == "true_divide" else case.op
+    return case.location.module == "loss" and not is_written(written, case.failure.root)
 
 
 def _users_backward(case: Case) -> str:

@@ -116,6 +116,8 @@ def _counted_by(case: Case) -> str | None:
     position = next((i for i, name in enumerate(names) if name in (*_ADDED_OVER_MASKS, *_SPREADS)), None)
     if position is None or names[position] not in _ADDED_OVER_MASKS:
         return None
+    if any(op.phase == "backward" for op in chain):
+        return None  # a derivative that the program took: the ones it begins with are no mask
     behind = names[position + 1 :]
     from_outside = chain[-1].sources[:1] == (-1,) and all(name in _MOVES for name in behind)  # came with the batch
     made_here = any(name in _FLAGS for name in behind)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import USUAL_EPS, epsilon, share
+from nantrap.causes.rules.unselected import value_pole
 from nantrap.causes.steep import family_of, find_amplifier, written_as
 from nantrap.thresholds import FLOAT16_MAX
 
@@ -87,6 +88,8 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
         return None
     if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "convolution_backward"):
         return None
+    if value_pole(case) and not case.failure.repeatable:
+        return None  # its value is infinite as well, and was left out: see where_unselected_branch
     nearest = _nearest_to_zero(case)
     if nearest is None or (nearest != 0.0 and (case.made != "inf" or nearest > _NEXT_TO_ZERO)):
         return None
@@ -96,6 +99,9 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
 def _steep_at_zero(case: Case, *, exact: bool) -> Claim:
     """The slope of a call at its pole, where it is infinite, or so near to it that it leaves the range of the dtype."""
     name, (family, call, safe) = family_of(case.node)
+    slope = f"the {case.derivative} of {call}"
+    if family == "pow" and slope.startswith("the second"):
+        slope = slope.replace("a < 1", "a < 2")
     inside, outside = _INSIDE.get(name) or _INSIDE[family]
     pole = "-1" if name == "Log1P" else "zero"
     where = f"at exactly {pole}" if exact else f"next to {pole}"
@@ -106,8 +112,8 @@ def _steep_at_zero(case: Case, *, exact: bool) -> Claim:
         remedy = case.remedy(family if exact else "floor", trial, written_as(name))
     return Claim(
         "tried" if case.failure.repeatable and family != "norm" else "measured",
-        f"the derivative of {call} {grows} {where}",
-        (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
+        f"{slope} {grows} {where}",
+        (f"{case.node}: {slope} {grows} {where}; {_zeros(case)}",),
         trial=trial,
         shows="with a bounded slope the step is finite",
         remedies=(remedy,),

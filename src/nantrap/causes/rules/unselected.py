@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import share
+from nantrap.causes.facts import describe, in_words, share
 from nantrap.causes.rules.decompositions import is_decomposition
-from nantrap.causes.steep import family_of, written_as
+from nantrap.causes.steep import family_of, node_of, written_as
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
     from nantrap.incident import Trial
-    from nantrap.locate.trace import Op
+    from nantrap.locate.trace import External, Op
 
 _SELECTING = (
     "Where",
@@ -30,9 +31,16 @@ _SELECTING = (
     "Split",
     "Unbind",
     "Clamp",
-    "Minimum",
-    "Maximum",
     "Hardtanh",
+    "Topk",
+    "Sort",
+    "Amin",
+    "Amax",
+    "Min",
+    "Max",
+    "Kthvalue",
+    "Median",
+    "Take",
 )
 _MASKS = (
     "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite",
@@ -56,13 +64,19 @@ class Incoming:
 @rule("where_unselected_branch")
 def where_unselected_branch(case: Case) -> Claim | None:
     """A branch that was not selected put NaN into the gradient."""
-    if case.phase != "backward" or case.trace is None or is_decomposition(case.node):
+    if case.external is not None:
+        return _data_left_out(case, case.external) if is_left_out(case) else None
+    if case.trace is None or is_decomposition(case.node):
         return None
     if case.location.replay is not None and case.location.replay.dropped is not None:
         return _dropped_branch(case, case.location.replay.dropped)
-    found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
+    zeros = _zero_gradients(case) if case.phase == "backward" else ()
+    found = next(((i, node) for i in zeros if (node := _selector(case, i)) is not None), None)
+    made = made_in_forward(case)
+    if (found is None or not found[1][1]) and made is not None and is_left_out(case):
+        return _result_left_out(case, made)
     if found is None:
-        return None
+        return _pole_unseen(case) if case.phase == "backward" else None
     incoming, (selector, seen) = found
     _, (_, call, _) = family_of(case.node)
     trial, remedies = _safe_form(case)
@@ -72,13 +86,114 @@ def where_unselected_branch(case: Case) -> Claim | None:
         f"the branch of {call} that was not selected put NaN into the gradient",
         (
             f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places{selected}",
-            f"the local derivative of {call} is infinite there, and 0 · Inf = NaN",
+            f"the local {case.derivative} of {call} is infinite there, and 0 · Inf = NaN",
         ),
         trial=trial,
         shows="with an argument that is safe on both branches the step is finite",
         remedies=remedies,
         help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
     )
+
+
+def is_left_out(case: Case) -> bool:
+    """Whether the loss does not depend on the non-finite values that were there before the backward pass: those of the
+    batch, or those that operations of the forward pass made."""
+    if case.external is not None:
+        known = (
+            [] if case.trace is None else [i for i, e in case.trace.externals.items() if e.name == case.external.name]
+        )
+        missing = case.external.kind == "batch" and _marks_missing(case, case.external)
+        return missing and case.lab.is_left_out("batch", known.__contains__)
+    if not math.isfinite(case.failure.loss_value) or made_in_forward(case) is None:
+        return False
+    return case.lab.is_left_out("forward", lambda origin: origin >= 0)
+
+
+def _marks_missing(case: Case, external: External) -> bool:
+    """Whether a tensor of the batch may mark values as missing: it holds NaN and no Inf, and is not what a layer of the
+    model is given."""
+    from nantrap.finite import readable
+
+    trace, first, values = case.trace, external.first_reader, readable(external.tensor)
+    if trace is None or first is None or values is None or bool(values.isinf().any()):
+        return False
+    return not trace.reads_parameter(trace.ops[first])
+
+
+def made_in_forward(case: Case) -> Op | None:
+    """The operation of the forward pass that made the non-finite values at which the failure began; `None` if that was
+    the backward pass, from finite ones."""
+    trace, replay = case.trace, case.location.replay
+    if trace is None or replay is None or replay.op is None:
+        return None
+    start = replay.op if replay.op.phase == "forward" else trace.op_of_node(replay.op.sequence)
+    behind = trace.behind([] if start is None else [start.index], lambda op: op.nan or op.inf)
+    return min((op for op in behind if op.made and op.phase == "forward"), key=lambda op: op.index, default=None)
+
+
+def _data_left_out(case: Case, external: External) -> Claim:
+    """The batch marks values as missing, and the mask comes after the arithmetic."""
+    name, ends = in_words(external.name), math.isfinite(case.failure.loss_value)
+    into = "the gradient" if ends else "the loss"
+    brings = (
+        "the loss is finite; a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · NaN = NaN"
+        if ends
+        else "a mask that is multiplied afterwards does not remove them: 0 · NaN = NaN"
+    )
+    return Claim(
+        "measured",
+        f"NaN values of {name} that the loss leaves out put NaN into {into}: the mask comes after the arithmetic",
+        (f"{name} {describe(external.tensor)} before the forward pass", _SAME_LOSS, brings),
+        help=f"make the mask first, and fill the places before anything is computed: "
+        f"ok = {name}.isfinite(), then torch.where(ok, {name}, 0.0) in the place of {name}",
+    )
+
+
+_SAME_LOSS = "the loss is the same with 0 and with 1 in their place: the program leaves them out"
+
+
+def _result_left_out(case: Case, made: Op) -> Claim:
+    """The forward pass made non-finite values and left them out again; its derivative brought them back."""
+    node = node_of(made)
+    _, (_, call, _) = family_of(node)
+    trial, remedies = _safe_form(case, node, made)
+    line = "" if made.place is None else f" in line {made.place.line}"
+    return Claim(
+        "measured",
+        f"the branch of {call} that was not selected put NaN into the gradient",
+        (
+            f"{made.name}{line} gave {made.bad:,} non-finite of {made.values:,} values, and the loss is finite",
+            _SAME_LOSS,
+            "a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · Inf = NaN",
+        ),
+        trial=trial,
+        shows="with an argument that is safe on both branches the step is finite",
+        remedies=remedies,
+        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
+    )
+
+
+def _pole_unseen(case: Case) -> Claim | None:
+    """Only the graph is known: a division by 0 or a log of 0 whose value was Inf as well, after a finite loss."""
+    call = value_pole(case)
+    if not call or case.failure.repeatable:
+        return None
+    return Claim(
+        "tried",
+        f"{call} gave Inf or NaN, and the loss is finite: it was left out afterwards, and its derivative was not",
+        (f"{case.node}: what it divides by is exactly 0, where {call} is not finite either",),
+        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
+    )
+
+
+def value_pole(case: Case) -> str:
+    """`a / b`: the call whose slope is infinite at 0, if its value is not finite there either; else empty."""
+    name, (family, call, _) = family_of(case.node)
+    at_zero = case.capture is not None and case.op in ("div", "mul", "rsqrt") and bool(case.inputs)
+    if not name or not at_zero or not (family in ("div", "log") or name == "Rsqrt"):
+        return ""
+    divisor = case.inputs[-1] if case.op == "div" else case.inputs[0]
+    return call if bool((divisor == 0).any()) or bool(divisor.isinf().any()) else ""
 
 
 def _dropped_branch(case: Case, index: int) -> Claim | None:
@@ -103,12 +218,24 @@ def _dropped_branch(case: Case, index: int) -> Claim | None:
     )
 
 
-def _safe_form(case: Case) -> tuple[Trial | None, tuple[Remedy, ...]]:
-    """The call in a form that is finite on both branches, tried; none for a call that has no such form."""
-    name, (family, _, safe) = family_of(case.node)
+def _safe_form(case: Case, node: str = "", made: Op | None = None) -> tuple[Trial | None, tuple[Remedy, ...]]:
+    """The call in a form that is finite on both branches, tried; none for a call that has no such form.
+
+    Args:
+        case: the failure.
+        node: of the call, if it is not the guilty one.
+        made: the operation of that call.
+    """
+    name, (family, _, safe) = family_of(node or case.node)
     if not name or family == "norm":
         return None, (Remedy(safe),) if name else ()
-    trial = case.try_replacement(family)
+    if made is None or made.place is None or not case.failure.repeatable:
+        trial = case.try_replacement(family)
+    else:
+        source = made.place.source()
+        trial = case.lab.replaced(source, family)
+        if trial.finite is False:  # 0 there may be no better: sqrt, log and 1 / x come next
+            family, trial = "selected", case.lab.replaced(source, "selected")
     return trial, (case.remedy(family, trial, written_as(name)),)
 
 

@@ -21,6 +21,7 @@ from nantrap.locate.source import is_boundary
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge, judge_step, left_sinks
+from nantrap.locate.trace.shadow import Shadowed
 from nantrap.locate.wrapping import arguments_by_name, states_of
 
 
@@ -72,6 +73,22 @@ def replay_step(
         again = functools.partial(_again, failed, replay_step)
         replay = replace(judge_step(failed, trace, sinks, loss), error=error, again=again)
         return replay if loss is None else _with_loss(failed, replay, loss)
+
+
+def loss_with(failed: Failure, value: float, origins: Callable[[int], bool]) -> float:
+    """The loss of the step with a number in the place of the non-finite values that some origins made.
+
+    Args:
+        failed: the failed step, which must be repeatable.
+        value: the number.
+        origins: whether an origin is one of those, by its index in the replay.
+    """
+    assert failed.forward is not None
+    with failed.rewound():
+        trace = Shadowed(failed.root, registered(failed), origins, value)
+        with eagerly(), trace:
+            loss = failed.forward(failed.batch)
+        return float(trace.shadow_of(loss).detach())
 
 
 def _with_loss(failed: Failure, replay: Replay, loss: Tensor) -> Replay:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from nantrap.locate.trace.operations import MIXES, OVERWRITE, OVERWRITE_PART, SELECTS
 from nantrap.locate.trace.records import CLONE_LIMIT, External, Op, Registered
-from nantrap.locate.trace.storage import Memory, covers_storage, extremes, looks_like_mask, numbers_in, tensors_in
+from nantrap.locate.trace.storage import (
+    Memory,
+    Where,
+    covers_storage,
+    extremes,
+    looks_like_mask,
+    numbers_in,
+    tensors_in,
+)
 
 Origins = frozenset[int]
 """Indices of operations; negative ones are those of tensors that were bad before the step."""
@@ -53,6 +61,10 @@ class Flow:
     def key(self, tensor: Tensor) -> int:
         """The identity of a tensor's memory."""
         return self._memory.key(tensor)
+
+    def where(self, tensor: Tensor) -> Where:
+        """Which part of its memory a tensor is."""
+        return self._memory.where(tensor)
 
     # ---- what an operation reads
 

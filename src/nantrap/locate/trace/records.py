@@ -26,8 +26,8 @@ OUTSIDE = "loss"
 _ENGINE = "_engine_run_backward"  # the function of torch below which the backward pass runs
 _CHECKPOINT_FILE = os.path.join("torch", "utils", "checkpoint.py")
 
-Spot = tuple[Phase, str, int, str | None, int, Place | None, bool]
-"""Where an operation ran: the fields of `Op` from `phase` to `inside`."""
+Spot = tuple[Phase, str, int, str | None, int, Place | None, bool, int]
+"""Where an operation ran: the fields of `Op` from `phase` to `order`."""
 Made = Literal["nan", "inf", "uninitialised"] | None
 """What an operation made of inputs that were finite."""
 
@@ -36,7 +36,9 @@ class Op(NamedTuple):
     """One operation of the traced step.
 
     `sources` are the operations that last wrote its input tensors, in order (-1: none of this step), through views;
-    `scalars` its plain numbers; `inside`: whether any module was running; `bad` of `values` are not finite.
+    `scalars` its plain numbers; `inside`: whether any module was running; `bad` of `values` are not finite. One of the
+    backward pass has the `node` and the `place` of the operation of the program whose derivative it computes: the first
+    derivative if `order` is 1, the second if it is 2 (a force, a gradient penalty).
     """
 
     index: int  # type: ignore[assignment]  # tuples have a method of that name
@@ -48,6 +50,7 @@ class Op(NamedTuple):
     sequence: int
     place: Place | None
     inside: bool = False
+    order: int = 0
     sources: tuple[int, ...] = ()
     scalars: tuple[float, ...] = ()
     made: Made = None
@@ -174,6 +177,7 @@ class Whereabouts:
         sequence = next_sequence() - 1
         node_name: str | None = None
         place: Place | None = None
+        order = 0
         in_backward = is_in_backward()
         if in_backward and recomputing(sys._getframe(3)):
             in_backward = False
@@ -182,21 +186,24 @@ class Whereabouts:
                 module, call = around.module, around.call
         if in_backward and not self._stack:  # a running module inside backward is a recomputed forward
             node = current_node()
-            phase = "backward"
+            phase, order = "backward", 1
             if node is not None:
                 node_name = node.name()
                 sequence = sequence_of(node)
                 made_by = self.maker_of_node(sequence)
                 if made_by is not None:
                     module, call, place = made_by.module, made_by.call, made_by.place
+                    node_name, order = made_by.node or node_name, made_by.order + 1
                 # the `backward` of a custom function, or a hook: the user's own code inside the backward pass
                 place = user_place(sys._getframe(3), inside=_ENGINE) or place
         else:
             place = user_place(sys._getframe(3))
             module = "optimizer" if self._optimizer else module
-        if phase != "backward" and sequence not in self._by_sequence:
-            self._by_sequence[sequence] = index
-        return phase, module, call, node_name, sequence, place, bool(self._stack)
+        if phase != "backward":
+            self._by_sequence.setdefault(sequence, index)
+        elif torch.is_grad_enabled():  # create_graph: it makes a node, for a further derivative
+            self._by_sequence.setdefault(next_sequence() - 1, index)
+        return phase, module, call, node_name, sequence, place, bool(self._stack), order
 
     def maker_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""

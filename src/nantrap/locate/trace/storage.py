@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nantrap.finite import readable
 from nantrap.finite.torch_private import stored_values
-from nantrap.locate.torch_private import storage_number
+from nantrap.locate.torch_private import is_zero_tensor, storage_number
 
 T = TypeVar("T")
+
+
+class Where(NamedTuple):
+    """Where a tensor lived: views of the same part of the same memory are one."""
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Memory:
@@ -48,6 +58,18 @@ class Memory:
         self._held[key] = tensor
         return key
 
+    def where(self, tensor: Tensor) -> Where:
+        """Which part of which memory a tensor is."""
+        strided = tensor.layout == torch.strided
+        offset = int(tensor.storage_offset()) if strided else 0
+        stride = tensor.stride() if strided else ()
+        return Where(self.key(tensor), offset, tuple(tensor.shape), stride, tensor.dtype)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether there are values to read: not those of a meta tensor, nor zeros for which no memory exists."""
+    return not (tensor.is_meta or is_zero_tensor(tensor))
+
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
     """Whether two living tensors are views of the same memory."""
@@ -71,7 +93,7 @@ def covers_storage(tensor: Tensor) -> bool:
 
 def extremes(tensor: Tensor) -> tuple[bool, bool, float | None]:
     """Whether the tensor holds NaN, holds Inf, and the largest magnitude of a finite tensor."""
-    dense = readable(tensor)
+    dense = readable(tensor) if has_memory(tensor) else None
     if dense is None:
         return False, False, None
     low, high = torch.aminmax(dense)

@@ -26,7 +26,7 @@ from torch import Tensor
 from nantrap.finite import size_in_bytes
 from nantrap.locate.torch_private import is_in_backward, schema_of
 from nantrap.locate.trace import Op
-from nantrap.locate.trace.storage import Memory, instances_in, map_leaves, tensors_in
+from nantrap.locate.trace.storage import Memory, Where, instances_in, map_leaves, tensors_in
 
 _MOST_OPERATIONS = 50_000
 _MOST_DRAWN_BYTES = 256 * 2**20
@@ -43,16 +43,6 @@ def substituting(substitute: Substitute) -> Iterator[None]:
         yield
     finally:
         _substitutes.remove(substitute)
-
-
-class Where(NamedTuple):
-    """Where a tensor lived: views of the same part of the same memory are one."""
-
-    memory: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +113,14 @@ class Tape:
             if self._drawn_bytes > _MOST_DRAWN_BYTES:
                 self._give_up("the step draws more random numbers than are kept")
                 return
-        results = tuple(self._where(tensor) for tensor in tensors_in(result))
+        results = tuple(self._memory.where(tensor) for tensor in tensors_in(result))
         inside = {leaf.where.memory for leaf in instances_in((args, kwargs), _Leaf)}
         self._made |= {where.memory for where in results if where.memory not in inside}
         self._entries.append(_Entry(op, func, args, kwargs, results, torch.is_grad_enabled(), drawn))
 
     def forward(self, loss: Tensor) -> Callable[[Any], Tensor] | None:
         """A function that computes this loss again; `None` if the tape cannot. Its argument is not used."""
-        wanted = self._where(loss)
+        wanted = self._memory.where(loss)
         last = next((i for i, entry in reversed(list(enumerate(self._entries))) if wanted in entry.results), None)
         if self.reason or last is None:
             return None
@@ -143,16 +133,10 @@ class Tape:
         self._entries.clear()
         self._outside.clear()
 
-    def _where(self, tensor: Tensor) -> Where:
-        strided = tensor.layout == torch.strided
-        offset = int(tensor.storage_offset()) if strided else 0
-        stride = tensor.stride() if strided else ()
-        return Where(self._memory.key(tensor), offset, tuple(tensor.shape), stride, tensor.dtype)
-
     def _leaf(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        where = self._where(value)
+        where = self._memory.where(value)
         if where.memory not in self._made and not self.reason:
             self._outside.setdefault(where, value)
         return _Leaf(where, value.requires_grad)

@@ -59,7 +59,7 @@ from nantrap.locate.trace.records import (
     frozen,
     frozen_arguments,
 )
-from nantrap.locate.trace.storage import extremes, nonfinite_count, numbers_in, tensors_in
+from nantrap.locate.trace.storage import extremes, has_memory, nonfinite_count, numbers_in, tensors_in
 
 _MAX_CAPTURES = 64
 _FLOATS = ("float", "bfloat", "complex")
@@ -200,14 +200,15 @@ class Trace(DispatchMode):
         scalars = tuple(numbers_in(arguments))
         outputs, silent = _outputs_of(given, result)
         keys = [self.flow.key(output) for output in outputs]
-        if given.name in EMPTY:
+        if given.name in EMPTY or not all(map(has_memory, outputs)):
             for key in keys:
                 self.flow.allocated(key, index)
                 self._writer[key] = index
             self.ops.append(Op(index, given.name, *self._where.describe(index), sources, scalars))
             return
         known = set(inputs)
-        self._note_readings(index, given, known, fresh=not outputs or not known.issuperset(keys))
+        computes = any(output.is_floating_point() or output.is_complex() for output in outputs)
+        self._note_readings(index, given, known, fresh=not outputs or (computes and not known.issuperset(keys)))
         written = [
             _examined(output, key, fresh=key not in known)
             for position, (output, key) in enumerate(zip(outputs, keys, strict=True))
@@ -322,9 +323,13 @@ class Trace(DispatchMode):
 
     def reads_directly(self, op: Op, tensor: Tensor, *, most: int = 64) -> bool:
         """Whether an operation was given a named tensor, or what was computed from it without a parameter."""
-        key, parameters = self.flow.key(tensor), {k for k, (kind, _) in self.flow.named.items() if kind == "parameter"}
-        near = self.behind([op.index], lambda each: parameters.isdisjoint(self._reads.get(each.index, ())), most=most)
+        key = self.flow.key(tensor)
+        near = self.behind([op.index], lambda each: not self.reads_parameter(each), most=most)
         return any(key in self._reads.get(each.index, ()) for each in near)
+
+    def reads_parameter(self, op: Op) -> bool:
+        """Whether an operation was given a parameter by itself."""
+        return any(self.flow.named[key][0] == "parameter" for key in self._reads.get(op.index, ()))
 
     def op_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
@@ -72,7 +72,7 @@ def same_graph(then: Any, now: Any) -> bool:
         if a.name() != b.name() or len(a.next_functions) != len(b.next_functions):
             return False
         if a.name() == ACCUMULATE:
-            if a.variable is not b.variable:
+            if a.variable is not b.variable and not _made_alike(a.variable, b.variable):
                 return False
             continue
         if a is b:
@@ -81,6 +81,11 @@ def same_graph(then: Any, now: Any) -> bool:
             break
         pairs += [(x, y) for (x, _), (y, _) in zip(a.next_functions, b.next_functions, strict=True)]
     return True
+
+
+def _made_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two leaves are no parameters and hold the same: each run makes its own, `x.clone().requires_grad_()`."""
+    return not isinstance(one, nn.Parameter) and not isinstance(other, nn.Parameter) and _may_be_same(one, other)
 
 
 def _past_views(node: Any) -> Any:
