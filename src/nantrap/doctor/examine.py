@@ -29,17 +29,9 @@ from nantrap.problems.problem import SEVERITIES
 
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
 _FIELDS: Final = (
-    "mixed_precision",
-    "lr",
-    "min_lr",
-    "warmup",
-    "clip",
-    "accumulation",
-    "batch_size",
-    "optimizer",
-    "distributed_type",
-    "devices",
-)
+    "mixed_precision", "lr", "min_lr", "warmup", "clip", "accumulation", "batch_size", "optimizer",
+    "distributed_type", "devices",
+)  # fmt: skip
 _KEYS: Final = {
     "lr": ("lr",),
     "min_lr": ("min_lr",),

@@ -28,32 +28,11 @@ KINDS: Final = {
 LARGEST: Final = 2_000_000
 """Bytes. No person writes a longer configuration; what is longer is data."""
 
-_LEFT_OUT: Final = frozenset(
-    [
-        ".git",
-        ".hg",
-        ".svn",
-        ".venv",
-        "venv",
-        "env",
-        "node_modules",
-        "__pycache__",
-        "site-packages",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".tox",
-        ".nox",
-        "dist",
-        "build",
-        ".eggs",
-        ".idea",
-        ".vscode",
-        "wandb",
-        "mlruns",
-        ".github",
-    ]
-)
+_LEFT_OUT: Final = frozenset([
+    ".git", ".hg", ".svn", ".venv", "venv", "env", "node_modules", "__pycache__", "site-packages", ".mypy_cache",
+    ".ruff_cache", ".pytest_cache", ".tox", ".nox", "dist", "build", ".eggs", ".idea", ".vscode", "wandb", "mlruns",
+    ".github",
+])  # fmt: skip
 _SETTINGS: Final = re.compile(
     r"(?i)(?<![a-z])(lr|learning_?rate|max_lr|base_lr|fp16|bf16|bfloat16|amp|mixed_precision|precision|torch_?dtype|dtype|optim\w*|opt|"
     r"\w*clip\w*|max_grad_norm|gradient_\w+|accum\w*|warmup\w*|temp\w*|\w+_temp|zero_optimization|train_micro_batch_size_per_gpu|"

@@ -23,24 +23,10 @@ SEVERITY_OF: Final[Mapping[Risk, Severity]] = {"high": "error", "medium": "warni
 RISK_OF: Final[Mapping[Severity, Risk]] = {severity: risk for risk, severity in SEVERITY_OF.items()}
 
 _ROWS: Final = (
-    "AMP",
-    "fp16",
-    "learning rate",
-    "smallest lr",
-    "warm-up",
-    "clipping",
-    "accumulation",
-    "batch size",
-    "optimizer",
-    "mixed precision",
-    "distributed type",
-    "devices",
-    "temperature",
-    "student temp",
-    "teacher temp",
-    "beta",
+    "AMP", "fp16", "learning rate", "smallest lr", "warm-up", "clipping", "accumulation", "batch size", "optimizer",
+    "mixed precision", "distributed type", "devices", "temperature", "student temp", "teacher temp", "beta",
     "streams",
-)
+)  # fmt: skip
 _SHOWN_FILES: Final = 6
 _SHOWN_NOTES: Final = 20
 _SHOWN_PLACES: Final = 4

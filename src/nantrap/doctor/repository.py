@@ -21,58 +21,18 @@ if TYPE_CHECKING:
     from nantrap.doctor.source.module import Module
 
 
-_FOLDERS_OF_SETTINGS: Final = frozenset(
-    [
-        "config",
-        "configs",
-        "conf",
-        "cfg",
-        "cfgs",
-        "accelerate",
-        "accelerate_config",
-        "accelerate_configs",
-        "deepspeed",
-        "ds_config",
-        "ds_configs",
-        "deepspeed_config",
-        "deepspeed_configs",
-        "scripts",
-        "script",
-        "launch",
-        "launcher",
-        "launchers",
-        "src",
-        "train",
-        "training",
-        "settings",
-        "yaml",
-        "hydra",
-        "trainer",
-        "bin",
-        "run",
-        "runs",
-        "shell",
-        "recipes",
-        "zero",
-        "experiments",
-        "experiment",
-        "json",
-    ]
-)
+_FOLDERS_OF_SETTINGS: Final = frozenset([
+    "config", "configs", "conf", "cfg", "cfgs", "accelerate", "accelerate_config", "accelerate_configs", "deepspeed",
+    "ds_config", "ds_configs", "deepspeed_config", "deepspeed_configs", "scripts", "script", "launch", "launcher",
+    "launchers", "src", "train", "training", "settings", "yaml", "hydra", "trainer", "bin", "run", "runs", "shell",
+    "recipes", "zero", "experiments", "experiment", "json",
+])  # fmt: skip
 _DEEPSPEED: Final = ("zero_optimization", "train_micro_batch_size_per_gpu")
 _HF: Final = frozenset({"per_device_train_batch_size", "logging_nan_inf_filter"})
-_LIGHTNING: Final = frozenset(
-    [
-        "accelerator",
-        "devices",
-        "precision",
-        "gradient_clip_val",
-        "accumulate_grad_batches",
-        "strategy",
-        "num_nodes",
-        "enable_checkpointing",
-    ]
-)
+_LIGHTNING: Final = frozenset([
+    "accelerator", "devices", "precision", "gradient_clip_val", "accumulate_grad_batches", "strategy", "num_nodes",
+    "enable_checkpointing",
+])  # fmt: skip
 _MANY: Final = 4
 """More configurations than this in one folder are a collection to choose from."""
 _FEW: Final = 3

@@ -28,29 +28,13 @@ SMALL_RATE: Final = 1e-4
 _TINY_RATE: Final = 1e-5
 _ANY: Final = re.compile(r"half\(|float16|fp16|bf16")
 _EXACT: Final = (
-    "FP16_Optimizer",
-    "master_params",
-    "prep_param_lists",
-    "deepspeed",
-    "BF16_Optimizer",
-    "AnyPrecision",
-    "kahan",
-    "stochastic_round",
-    "MixedPrecisionPlugin",
-    "fp32_master",
-    "master_weights",
-    "FullyShardedDataParallelPlugin",
-)
+    "FP16_Optimizer", "master_params", "prep_param_lists", "deepspeed", "BF16_Optimizer", "AnyPrecision", "kahan",
+    "stochastic_round", "MixedPrecisionPlugin", "fp32_master", "master_weights", "FullyShardedDataParallelPlugin",
+)  # fmt: skip
 """Words of code that keeps float32 weights beside, or makes the weights float32 again, as Accelerate's FSDP does."""
 _ADAPTERS: Final = (
-    "get_peft_model",
-    "LoraConfig",
-    "peft_config",
-    "PeftModel",
-    "load_in_4bit",
-    "load_in_8bit",
-    "BitsAndBytesConfig",
-)
+    "get_peft_model", "LoraConfig", "peft_config", "PeftModel", "load_in_4bit", "load_in_8bit", "BitsAndBytesConfig",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,10 +183,9 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
         made = place.statement.targets if isinstance(place.statement, ast.Assign) else []
         predicted = any(map(_is_prediction, (found.operand, *made)))
         if is_loss(found.operand) or (wide and predicted and in_model(module, place.function)):
-            yield Sighting(
+            yield Sighting.of(
+                call,
                 "medium",
-                call.lineno,
-                ast.unparse(call)[:80],
                 f"{name_of(core(found.operand)) or ast.unparse(found.operand)[:60]} is clamped: above the limit its "
                 "gradient is zero, and NaN passes",
                 "clip the gradients instead",

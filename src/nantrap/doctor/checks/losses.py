@@ -48,10 +48,9 @@ def exp_overflows(module: Module, repository: Repository) -> Iterator[Sighting]:
         divided = _divided_by(given) or _divided_by(found.operand)
         if not (sinkhorn or (divided and any(_SCORES.search(name) for name in names))):
             continue
-        yield Sighting(
+        yield Sighting.of(
+            call,
             "medium",
-            call.lineno,
-            ast.unparse(call)[:80],
             f"{ast.unparse(call)[:60]} is Inf above 88.7 in float32 and above 11.1 in float16",
             "take the largest exponent away first, or use logsumexp or log_softmax",
         )
@@ -69,10 +68,9 @@ def division_by_running_mean(module: Module, repository: Repository) -> Iterator
             continue
         kept = next((name for name in _own_names(divisor) if _is_running(function.owner, name)), None)
         if kept is not None:
-            yield Sighting(
+            yield Sighting.of(
+                division,
                 "medium",
-                division.lineno,
-                ast.unparse(division)[:80],
                 f"{kept} is a running mean: where it reaches 0 the quotient is Inf, and a NaN in it stays for ever",
                 f"keep it above zero: {kept}.clamp(min=1e-8), and leave non-finite batches out of the mean",
             )
@@ -89,10 +87,9 @@ def normalized_both_sides(module: Module, repository: Repository) -> Iterator[Si
             continue
         names = set().union(*(names_in(each) for each in (*sides, *call.args[:2])))
         embeddings = any(_EMBEDDING.search(name) for name in names)
-        yield Sighting(
+        yield Sighting.of(
+            call,
             "low" if embeddings else "medium",
-            call.lineno,
-            ast.unparse(call)[:80],
             "both sides are normalised: the loss does not see their size, so it no longer trains the scale",
             "leave the values as they are and clip the gradients, or predict a target of unit variance",
         )

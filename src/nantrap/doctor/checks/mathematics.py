@@ -30,20 +30,10 @@ from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _GRID: Final = re.compile(r"grid|coord|channel|^ind|^idx|arange|freq|mesh|position|linspace")
 _CONSTANT: Final = re.compile(r"^(mu|c|delta|huber_c|sigma_data|beta|eps|epsilon|margin|alpha|gamma|const)$")
-_ASIDE: Final = frozenset(
-    {
-        "infer",
-        "inference",
-        "preprocess",
-        "preprocessing",
-        "runtime",
-        "pipelines",
-        "demo",
-        "demos",
-        "metrics",
-        "evaluation",
-    }
-)
+_ASIDE: Final = frozenset({
+    "infer", "inference", "preprocess", "preprocessing", "runtime", "pipelines", "demo", "demos", "metrics",
+    "evaluation",
+})  # fmt: skip
 _UNGUIDED: Final = re.compile(r"sampl|generat|decode|beam|quanti|infer|predict|metric|eval")
 _COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
 _WITHOUT_GRADIENT: Final = re.compile(
@@ -73,10 +63,9 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
         inner = _followed(operand, place.function, node.lineno)
         if has_floor(module, inner, place.function) or not _sum_of_squares(module, inner, place.function, 0):
             continue
-        yield Sighting(
+        yield Sighting.of(
+            node,
             "medium",
-            node.lineno,
-            ast.unparse(node)[:80],
             "the gradient of sqrt is infinite where the sum of squares is 0",
             "add an epsilon inside the root, or use torch.linalg.vector_norm",
         )
@@ -148,10 +137,9 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Sighting]:
             continue
         if risk == "low" and not _divides(place):
             continue
-        yield Sighting(
+        yield Sighting.of(
+            call,
             "medium" if risk == "medium" else "low",
-            call.lineno,
-            ast.unparse(call)[:80],
             f"{name}.{found.name} divides by n - 1: it is NaN for one element",
             "use correction=0, and where the result is a divisor add 1e-8 to it: with one element it is 0"
             if _divides(place)

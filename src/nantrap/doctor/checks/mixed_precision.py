@@ -121,10 +121,9 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
             if not any(follows(event, backward) for backward in backwards):
                 continue
             meant = "float16" if dtype == "float16" else "without a dtype, which is float16 on CUDA,"
-            yield Sighting(
+            yield Sighting.of(
+                event.node,
                 "high",
-                event.node.lineno,
-                ast.unparse(event.node),
                 f"autocast {meant} around a loss whose backward (line {backwards[0].line}) uses no GradScaler: "
                 "small gradients become zero",
                 "use dtype=torch.bfloat16, or a GradScaler",
@@ -184,10 +183,9 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         here = SettingSource(module.file, "call", (), "code")
         theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
         bf16 = theirs is not None and theirs[0] == "bfloat16"
-        yield Sighting(
+        yield Sighting.of(
+            call,
             "high" if bf16 and repository.runs_with(here, "launcher") else "medium",
-            call.lineno,
-            ast.unparse(call),
             "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
             + (
                 f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
@@ -471,10 +469,9 @@ def _only_bfloat16(node: ast.expr, module: Module, function: Function) -> bool:
 
 
 def _scaler_found(call: ast.Call) -> Sighting:
-    return Sighting(
+    return Sighting.of(
+        call,
         "medium",
-        call.lineno,
-        ast.unparse(call),
         "the GradScaler is on exactly when training is in bfloat16, which needs none",
         "remove it, or enable it for float16 only",
     )

@@ -14,52 +14,15 @@ from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, keyw
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
-_NO_FORWARD: Final = frozenset(
-    {
-        "train",
-        "eval",
-        "to",
-        "cuda",
-        "cpu",
-        "float",
-        "half",
-        "bfloat16",
-        "modules",
-        "apply",
-        "buffers",
-        "children",
-        "step",
-        "copy",
-    }
-)
+_NO_FORWARD: Final = frozenset({
+    "train", "eval", "to", "cuda", "cpu", "float", "half", "bfloat16", "modules", "apply", "buffers", "children",
+    "step", "copy",
+})  # fmt: skip
 _NO_FORWARD_BEGINNINGS: Final = (
-    "state_dict",
-    "load",
-    "parameters",
-    "named_",
-    "zero_grad",
-    "no_sync",
-    "requires_grad",
-    "register",
-    "save",
-    "update",
-    "set_",
-    "get_",
-    "reset",
-    "clip",
-    "log",
-    "print",
-    "freeze",
-    "unfreeze",
-    "count",
-    "num_",
-    "init",
-    "share_memory",
-    "ema",
-    "momentum",
-    "on_",
-    "configure",
-)
+    "state_dict", "load", "parameters", "named_", "zero_grad", "no_sync", "requires_grad", "register", "save",
+    "update", "set_", "get_", "reset", "clip", "log", "print", "freeze", "unfreeze", "count", "num_", "init",
+    "share_memory", "ema", "momentum", "on_", "configure",
+)  # fmt: skip
 _NO_GRADIENT: Final = re.compile(r"variance|gumbel|noise|uniform|register_buffer|quant")
 _SAMPLING: Final = re.compile(r"sampl|generat|decode|quanti")
 _PROCESSES: Final = re.compile(r"Distributed|\bDDP\b|Accelerator\b|FSDP|deepspeed|Fabric")

@@ -41,25 +41,11 @@ _TEMPERATURES: Final = frozenset(
     ["temperature", "temp", "tau", "student_temp", "teacher_temp", "student_temperature", "teacher_temperature"]
 )
 _A_LOSS: Final = re.compile(r"loss|nce|contrast|distill|criterion")
-_GENERATION: Final = frozenset(
-    [
-        "top_p",
-        "top_k",
-        "max_new_tokens",
-        "max_tokens",
-        "do_sample",
-        "num_beams",
-        "repetition_penalty",
-        "num_generations",
-        "max_completion_length",
-        "response_length",
-        "max_gen_len",
-        "n_samples",
-        "beam_size",
-        "stop_sequences",
-        "min_p",
-    ]
-)
+_GENERATION: Final = frozenset([
+    "top_p", "top_k", "max_new_tokens", "max_tokens", "do_sample", "num_beams", "repetition_penalty",
+    "num_generations", "max_completion_length", "response_length", "max_gen_len", "n_samples", "beam_size",
+    "stop_sequences", "min_p",
+])  # fmt: skip
 _LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
 
 
@@ -125,10 +111,9 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighti
         name = dotted(inner)
         product = _unfloored_probabilities(module, inner, place.function, call.lineno)
         if product is not None:
-            yield Sighting(
+            yield Sighting.of(
+                call,
                 "medium",
-                call.lineno,
-                ast.unparse(call)[:80],
                 f"the logarithm of {ast.unparse(product)[:50]}, which can be exactly 0: probabilities underflow",
                 "add their logarithms instead: log_softmax and logsumexp",
             )
@@ -139,10 +124,9 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighti
         found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
         if found is None or _changed_in_place(place.function, name, call.lineno):
             continue
-        yield Sighting(
+        yield Sighting.of(
+            call,
             "medium",
-            call.lineno,
-            ast.unparse(call)[:80],
             f"log({name}), and {name} comes from a {found.name}, which can be exactly 0",
             f"use log_{found.name}" if found.name == "softmax" else "use F.logsigmoid",
         )
@@ -212,7 +196,7 @@ def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: b
         eased: an epsilon or a clamp does.
     """
     what = "with an epsilon: finite, but flat where it matters" if eased else without_floor
-    return Sighting("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
+    return Sighting.of(call, "low" if eased else "medium", f"log of a {name} {what}", fix)
 
 
 def _logarithms(module: Module) -> Iterator[tuple[ast.Call, CodePlace, ast.expr]]:

@@ -50,10 +50,9 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Sightin
             for function, body in _functions(module, node, place.function, call.lineno):
                 floor = _absolute_floor(module, body, function, repository)
                 if floor is not None:
-                    yield Sighting(
+                    yield Sighting.of(
+                        floor,
                         "medium",
-                        floor.lineno,
-                        ast.unparse(floor)[:80],
                         f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a "
                         "learning rate: the smallest one is the product of both",
                         "divide by the initial learning rate: min_lr / lr",

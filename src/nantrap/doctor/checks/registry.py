@@ -12,6 +12,7 @@ check may see a line twice.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -36,6 +37,11 @@ class Sighting:
     def at(cls, setting: Setting, risk: Risk, message: str, fix: str) -> Sighting:
         """What was seen of a setting, at its place."""
         return cls(risk, setting.line, setting.value, message, fix, setting.file)
+
+    @classmethod
+    def of(cls, node: ast.expr, risk: Risk, message: str, fix: str) -> Sighting:
+        """What was seen of an expression, at its line; the value is its text."""
+        return cls(risk, node.lineno, ast.unparse(node)[:80], message, fix)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Iterator[Sighting]])

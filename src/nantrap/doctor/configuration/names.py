@@ -99,24 +99,10 @@ _TABLE: Final[dict[str, str]] = {
 _MEANING: Final = {name: key for key, names in _TABLE.items() for name in names.split()}
 MEANINGS: Final = frozenset(_TABLE)
 
-_OPTIMIZER_SECTIONS: Final = frozenset(
-    [
-        "optimizer",
-        "optim",
-        "opt",
-        "optimizer_cfg",
-        "optimizer_config",
-        "optimizer_params",
-        "optimizers",
-        "optimiser",
-        "optim_wrapper",
-        "optimizer_args",
-        "optim_args",
-        "optimizer_kwargs",
-        "adam",
-        "adamw",
-    ]
-)
+_OPTIMIZER_SECTIONS: Final = frozenset([
+    "optimizer", "optim", "opt", "optimizer_cfg", "optimizer_config", "optimizer_params", "optimizers", "optimiser",
+    "optim_wrapper", "optimizer_args", "optim_args", "optimizer_kwargs", "adam", "adamw",
+])  # fmt: skip
 _CLIP_SECTIONS: Final = frozenset(
     ["clip_grad", "grad_clip", "clip_gradients", "gradient_clipping", "gradient_clip", "grad_norm_clip", "clipping"]
 )
@@ -127,54 +113,16 @@ _INNER_SECTIONS: Final = frozenset(
     ["params", "args", "init_args", "kwargs", "options", "arguments", "parameters", "hparams"]
 )
 # What a file sets for evaluation, sampling or export does not matter for training.
-_ELSEWHERE: Final = frozenset(
-    [
-        "eval",
-        "evaluation",
-        "inference",
-        "infer",
-        "test",
-        "val",
-        "valid",
-        "validation",
-        "generation",
-        "generate",
-        "sampling",
-        "sampler",
-        "rollout",
-        "export",
-        "predict",
-        "prediction",
-        "serving",
-        "vllm",
-        "decode",
-        "decoding",
-        "generation_config",
-        "gen_config",
-        "quantization",
-        "bnb",
-        "tokenizer",
-        "model_validation",
-        "valid_dataloader",
-        "val_dataloader",
-        "test_dataloader",
-        "eval_dataloader",
-    ]
-)
+_ELSEWHERE: Final = frozenset([
+    "eval", "evaluation", "inference", "infer", "test", "val", "valid", "validation", "generation", "generate",
+    "sampling", "sampler", "rollout", "export", "predict", "prediction", "serving", "vllm", "decode", "decoding",
+    "generation_config", "gen_config", "quantization", "bnb", "tokenizer", "model_validation", "valid_dataloader",
+    "val_dataloader", "test_dataloader", "eval_dataloader",
+])  # fmt: skip
 _PREFIXES: Final = (
-    "train_",
-    "training_",
-    "trainer_",
-    "optimizer_",
-    "optim_",
-    "opt_",
-    "adam_",
-    "adamw_",
-    "hp_",
-    "default_",
-    "cfg_",
+    "train_", "training_", "trainer_", "optimizer_", "optim_", "opt_", "adam_", "adamw_", "hp_", "default_", "cfg_",
     "ds_",
-)
+)  # fmt: skip
 _MODEL_SECTIONS: Final = frozenset(
     ["model", "network", "net", "architecture", "arch", "unet", "vae", "encoder", "decoder", "diffusion"]
 )

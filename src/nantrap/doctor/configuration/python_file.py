@@ -29,19 +29,8 @@ if TYPE_CHECKING:
     from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _HOLDERS: Final = (
-    "args",
-    "opt",
-    "opts",
-    "options",
-    "flags",
-    "FLAGS",
-    "hparams",
-    "cfg",
-    "config",
-    "self.args",
-    "parsed",
-    "hps",
-)
+    "args", "opt", "opts", "options", "flags", "FLAGS", "hparams", "cfg", "config", "self.args", "parsed", "hps",
+)  # fmt: skip
 _CLASSES: Final = re.compile(r"config|args|arguments|hparams|params|settings|cfg|options|hyper", re.IGNORECASE)
 _CALLS: Final = re.compile(
     r"(TrainingArguments|Trainer|Accelerator|Fabric|Config|Arguments|TrainArgs|ModelCheckpoint)$"
@@ -53,62 +42,17 @@ _OTHER_CALLS: Final = re.compile(
 _HF_CALLS: Final = re.compile(
     r"TrainingArguments$|^(SFT|DPO|GRPO|ORPO|KTO|CPO|Reward|PPO|RLOO|GKD|BCO|XPO|NashMD|OnlineDPO|PRM|IterativeSFT)Config$"
 )
-OPTIMIZERS: Final = frozenset(
-    [
-        "Adam",
-        "AdamW",
-        "NAdam",
-        "RAdam",
-        "Adamax",
-        "SGD",
-        "RMSprop",
-        "Adagrad",
-        "Adadelta",
-        "Adafactor",
-        "LBFGS",
-        "LAMB",
-        "Lamb",
-        "LARS",
-        "Lion",
-        "Muon",
-        "Prodigy",
-        "AdamP",
-        "FusedAdam",
-        "FusedLAMB",
-        "Adam8bit",
-        "AdamW8bit",
-        "PagedAdamW",
-        "PagedAdamW8bit",
-        "PagedAdamW32bit",
-        "DeepSpeedCPUAdam",
-        "CPUAdam",
-        "Adan",
-        "DAdaptAdam",
-        "SparseAdam",
-        "Sophia",
-        "AdaBelief",
-        "AdamWScheduleFree",
-        "Shampoo",
-        "SOAP",
-        "ASGD",
-        "Rprop",
-    ]
-)
+OPTIMIZERS: Final = frozenset([
+    "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "LBFGS",
+    "LAMB", "Lamb", "LARS", "Lion", "Muon", "Prodigy", "AdamP", "FusedAdam", "FusedLAMB", "Adam8bit", "AdamW8bit",
+    "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "DeepSpeedCPUAdam", "CPUAdam", "Adan", "DAdaptAdam",
+    "SparseAdam", "Sophia", "AdaBelief", "AdamWScheduleFree", "Shampoo", "SOAP", "ASGD", "Rprop",
+])  # fmt: skip
 _SCHEDULES: Final = re.compile(r"(LR|Scheduler|LRSchedule)$|_schedule(_with_\w+)?$|^get_scheduler$|Warmup\w*$")
 _SCHEDULE_WORDS: Final = {
-    "eta_min",
-    "min_lr",
-    "max_lr",
-    "pct_start",
-    "num_warmup_steps",
-    "num_training_steps",
-    "total_steps",
-    "warmup_steps",
-    "lr_min",
-    "warmup_iters",
-    "max_steps",
-    "warmup_t",
-}
+    "eta_min", "min_lr", "max_lr", "pct_start", "num_warmup_steps", "num_training_steps", "total_steps",
+    "warmup_steps", "lr_min", "warmup_iters", "max_steps", "warmup_t",
+}  # fmt: skip
 
 
 class PythonSettings:

@@ -13,18 +13,8 @@ _UNRESOLVED: Final = re.compile(r"\$\{|\$\(|\$[A-Za-z_0-9@*#]|\{\{|<[a-z_ ]+>|^`
 _OPEN_WORDS: Final = frozenset({"auto", "???", "todo", "fixme"})
 _NOTHING: Final = frozenset({"null", "none", "~", ""})
 _NOT_ADAM: Final = (
-    "prodigy",
-    "dadam",
-    "dadapt",
-    "d_adapt",
-    "muon",
-    "lamb",
-    "lars",
-    "adamp",
-    "came",
-    "sophia",
-    "sparseadam",
-)
+    "prodigy", "dadam", "dadapt", "d_adapt", "muon", "lamb", "lars", "adamp", "came", "sophia", "sparseadam",
+)  # fmt: skip
 
 
 class _Unknown:

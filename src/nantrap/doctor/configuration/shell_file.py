@@ -20,21 +20,10 @@ _TOKEN: Final = re.compile(
 _LAUNCHERS: Final = frozenset(
     ["accelerate", "torchrun", "deepspeed", "python", "python3", "python3.10", "python3.11", "python3.12", "horovodrun"]
 )
-_FLAGS_WITHOUT_VALUE: Final = frozenset(
-    [
-        "multi_gpu",
-        "use_deepspeed",
-        "use_fsdp",
-        "no_python",
-        "standalone",
-        "tpu",
-        "main_training_function",
-        "module",
-        "m",
-        "u",
-        "cpu",
-    ]
-)
+_FLAGS_WITHOUT_VALUE: Final = frozenset([
+    "multi_gpu", "use_deepspeed", "use_fsdp", "no_python", "standalone", "tpu", "main_training_function", "module",
+    "m", "u", "cpu",
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

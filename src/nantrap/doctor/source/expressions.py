@@ -33,42 +33,15 @@ _NOT_A_LOSS: Final = re.compile(
     r"lossless|closs|glossary"
 )
 _CRITERION: Final = re.compile(r"loss|criterion|cross_entropy|nll|mse|kl_div|bce|objective", re.IGNORECASE)
-_OTHER_LIBRARIES: Final = frozenset(
-    {
-        "numpy",
-        "np",
-        "math",
-        "jax",
-        "jnp",
-        "tensorflow",
-        "tf",
-        "scipy",
-        "cupy",
-        "paddle",
-        "mindspore",
-        "keras",
-        "sympy",
-        "pd",
-        "pandas",
-    }
-)
+_OTHER_LIBRARIES: Final = frozenset({
+    "numpy", "np", "math", "jax", "jnp", "tensorflow", "tf", "scipy", "cupy", "paddle", "mindspore", "keras", "sympy",
+    "pd", "pandas",
+})  # fmt: skip
 _TORCH: Final = ("torch", "th", "F", "functional")
-_FLOORS: Final = frozenset(
-    [
-        "clamp",
-        "clamp_",
-        "clamp_min",
-        "clamp_min_",
-        "clip",
-        "clip_",
-        "maximum",
-        "where",
-        "softplus",
-        "nan_to_num",
-        "abs_",
-        "threshold",
-    ]
-)
+_FLOORS: Final = frozenset([
+    "clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_", "maximum", "where", "softplus", "nan_to_num",
+    "abs_", "threshold",
+])  # fmt: skip
 """Operations that keep a value away from zero."""
 
 

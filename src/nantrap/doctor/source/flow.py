@@ -16,20 +16,10 @@ from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.source.expressions import dotted, is_gradient, last_name
 from nantrap.doctor.source.module import Function, Module
 
-LoopEventKind = Literal[
-    "backward",
-    "step",
-    "zero_grad",
-    "clip",
-    "unscale",
-    "test",
-    "zeroed",
-    "scaler",
-    "optimizer",
-    "autocast",
-    "load",
+LoopEventKind = Literal[(
+    "backward", "step", "zero_grad", "clip", "unscale", "test", "zeroed", "scaler", "optimizer", "autocast", "load",
     "set_lr",
-]
+)]  # fmt: skip
 _OPTIMIZER: Final = re.compile(
     r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam",
     re.IGNORECASE,
