@@ -27,6 +27,7 @@ from nantrap.incident.checks import CheckCode
 from nantrap.problems import Problem, ProblemPlace
 from nantrap.problems.problem import SEVERITIES
 
+_LINE: Final = re.compile(r"\bline \d+")
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
 _FIELDS: Final = (
     "mixed_precision", "lr", "min_lr", "warmup", "clip", "accumulation", "batch_size", "optimizer",
@@ -214,10 +215,13 @@ def _deduplicated(findings: Iterable[Problem]) -> list[Problem]:
 
 
 def _joined(findings: Iterable[Problem]) -> list[Problem]:
-    """One finding for those that say the same of several places: the first one, with the places of the others."""
+    """One finding for those that say the same of several places: the first one, with the places of the others.
+
+    The number of another line in a sentence makes no difference.
+    """
     alike: dict[tuple[str, ...], list[Problem]] = {}
     for each in findings:
-        alike.setdefault((each.code, each.severity, each.message, each.fix), []).append(each)
+        alike.setdefault((each.code, each.severity, _LINE.sub("", each.message), each.fix), []).append(each)
     return [
         replace(first, data={**first.data, "places": tuple(each.place for each in others)}) if others else first
         for first, *others in alike.values()

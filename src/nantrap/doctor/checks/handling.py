@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.mathematics import in_model
+from nantrap.doctor.checks.mathematics import in_model, only_logged
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.setting import number
 from nantrap.doctor.repository import Repository
@@ -36,6 +36,8 @@ from nantrap.doctor.source.flow import (
 )
 from nantrap.doctor.source.module import Function, Module
 
+_ASIDE: Final = re.compile(r"^_?(sample|generate|infer|eval|valid|test)|metric")
+"""Names of functions that do not train."""
 _WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
 _PREDICTION: Final = re.compile(r"pred|(^|_)(out|outputs?|logits?|hat|recon\w*)$|^(y|x)_?hat")
 _NO_LIMIT: Final = 1e3
@@ -73,6 +75,8 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
         if found is None or found.operand is None:
             continue
         statement = place.statement
+        if _ASIDE.search(place.function.name.lower()) or only_logged(call, place):
+            continue
         into_loss = (
             isinstance(statement, ast.Assign)
             and statement.value is call
@@ -136,7 +140,9 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
 def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A loss that is not finite is replaced by zero, and training continues."""
     for condition, place in module.conditions:
-        if place.silent or not _asks_non_finite(condition.test, place.function):
+        if place.silent or _ASIDE.search(place.function.name.lower()):
+            continue
+        if not _asks_non_finite(condition.test, place.function):
             continue
         body = condition.orelse if asks_if_good(condition.test) else condition.body
         for statement in body:

@@ -118,7 +118,7 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Sighting]:
             continue
         if (
             _biased(module, found.arguments, found.keywords)
-            or _only_logged(call, place)
+            or only_logged(call, place)
             or _a_distribution(found.operand)
         ):
             continue
@@ -451,7 +451,7 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
     return "ddof" in keywords
 
 
-def _only_logged(call: ast.Call, place: CodePlace) -> bool:
+def only_logged(call: ast.Call, place: CodePlace) -> bool:
     """`x.std().item()` and what is in a print or a log."""
     for each in ast.walk(place.statement):
         outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None

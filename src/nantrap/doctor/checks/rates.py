@@ -19,7 +19,7 @@ _HIGH: Final = 1e-2
 _NEVER: Final = 0.1
 """No network as a whole trains with Adam at this rate or above, unless a schedule multiplies it."""
 _TRANSFORMER: Final = re.compile(
-    r"^(block_size|n_head|num_attention_heads|(pretrained_)?model_name_or_path|max_seq_length|context_length)$"
+    r"^(block_size|n_head|num_attention_heads|(pretrained_)?model_name_or_path|max_seq_length)$"
 )
 _LAYERS: Final = frozenset({"Sequential", "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "Embedding"})
 _FACTOR: Final = re.compile(r"noam|inv(erse)?_?sq|rsqrt")

@@ -6,7 +6,9 @@ The order of clipping, stepping and clearing, what the optimizer owns, and how o
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
@@ -14,6 +16,8 @@ from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import dotted
 from nantrap.doctor.source.flow import LoopEvent, LoopFlow, any_between, follows, is_optimizer, training_flows
 from nantrap.doctor.source.module import Function, Module
+
+_CLEARED: Final = re.compile(r"zero_grad|grad\s*=\s*None|set_to_none|grad(\.data)?\.zero_|grad\s*\*=\s*0")
 
 
 @source_check("clip_before_unscale")
@@ -70,7 +74,7 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Sighting
 @source_check("zero_grad_missing")
 def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Gradients are never cleared."""
-    if "zero_grad" in module.text or "grad = None" in module.text or "set_to_none" in module.text:
+    if _CLEARED.search(module.text):
         return
     flows = [flow for flow in training_flows(module) if not _clears(flow)]
     for flow in _outermost(flows):
@@ -102,6 +106,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
     for flow in training_flows(module):
         backwards = flow.of("backward")
         steps = flow.of("step")
+        written = flow.of("zeroed")
         for clear in flow.of("zero_grad"):
             if not any(follows(b, clear) for b in backwards) or inside_finite_test(clear) or _in_handler(clear):
                 continue  # without gradients the step does nothing: that is how a bad step is skipped
@@ -117,7 +122,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
                 same = step.receiver == clear.receiver or (
                     not is_optimizer(module, clear.receiver) and _only_one(steps)
                 )
-                if same and follows(clear, step) and not any_between(clear, backwards, step):
+                if same and follows(clear, step) and not any_between(clear, (*backwards, *written), step):
                     yield Sighting(
                         "high",
                         clear.line,

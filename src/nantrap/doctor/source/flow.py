@@ -27,6 +27,7 @@ _OPTIMIZER: Final = re.compile(
 _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECASE)
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
+_NEGATED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _DEEPEST: Final = 3
 END: Final = 1 << 30
 """Behind every position."""
@@ -249,10 +250,7 @@ class _Tracer:
 
     def condition(self, node: ast.If, around: Around) -> Around:
         """Follow both branches of a condition; gives what holds after it, where one branch leaves the block."""
-        test, arm = node.test, True
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            test, arm = test.operand, False
-        key = ast.unparse(test)
+        key, arm = _positive(node.test)
         self.expression(node.test, around)
         if any(tests_finite(each) for each in expanded(node.test, self.active[-1])):
             self.add("test", node, around)
@@ -381,6 +379,21 @@ class _Tracer:
         self.flow.events.append(
             LoopEvent(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
         )
+
+
+def _positive(test: ast.expr) -> tuple[str, bool]:
+    """A condition without its negation, and whether it was not negated: `x is not None` is `x is None`, False."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        key, arm = _positive(test.operand)
+        return key, not arm
+    if (
+        isinstance(test, ast.Compare)
+        and type(test.ops[0]) in _NEGATED
+        and len(test.ops) == 1
+        and not tests_finite(test)
+    ):
+        return ast.unparse(ast.Compare(test.left, [_NEGATED[type(test.ops[0])]()], test.comparators)), False
+    return ast.unparse(test), True
 
 
 def _calls_inside_out(top: ast.AST) -> list[ast.Call]:

@@ -23,7 +23,7 @@ _LEAVES: Final = frozenset(
     {ast.Name, ast.Constant, ast.Load, ast.Store, ast.Add, ast.Sub, ast.Mult, ast.Eq, ast.Div, ast.Pow}
 )
 _OTHERS: Final = frozenset({"jax", "flax", "tensorflow", "keras", "paddle", "mindspore", "mlx", "tinygrad"})
-_TEST_FILE: Final = re.compile(r"(^test_.*|.*_test|conftest)\.py$")
+_TEST_FILE: Final = re.compile(r"(^test_.*|.*_test|conftest|^(bench|profil).*|.*_(bench|benchmark|profile))\.py$")
 _TEST_FOLDERS: Final = frozenset({"test", "tests", "testing", "unittests", "unit_tests"})
 
 
@@ -195,7 +195,7 @@ def _silence(module: Module) -> None:
 
 
 def is_test(file: str, root: str) -> bool:
-    """Test files, and files in a folder of tests below the given path."""
+    """Test files, files in a folder of tests below the given path, and scripts that measure time."""
     if _TEST_FILE.match(os.path.basename(file)):
         return True
     return any(part in _TEST_FOLDERS for part in _inside(file, root)[:-1])
