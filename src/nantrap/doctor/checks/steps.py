@@ -14,7 +14,15 @@ from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import dotted
-from nantrap.doctor.source.flow import LoopEvent, LoopFlow, any_between, follows, is_optimizer, training_flows
+from nantrap.doctor.source.flow import (
+    LoopEvent,
+    LoopFlow,
+    always_with,
+    any_between,
+    follows,
+    is_optimizer,
+    training_flows,
+)
 from nantrap.doctor.source.module import Function, Module
 
 _CLEARED: Final = re.compile(r"zero_grad|grad\s*=\s*None|set_to_none|grad(\.data)?\.zero_|grad\s*\*=\s*0")
@@ -54,7 +62,9 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Sighting
     for flow in training_flows(module):
         steps, backwards = flow.of("step"), flow.of("backward")
         for clip in flow.of("clip"):
-            before = [s for s in steps if follows(s, clip) and not any_between(s, backwards, clip)]
+            before = [
+                s for s in steps if always_with(s, clip) and follows(s, clip) and not any_between(s, backwards, clip)
+            ]
             if not before:
                 continue
             if not any(follows(b, before[-1]) for b in backwards):
@@ -102,7 +112,7 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Sighti
 
 @source_check("zero_grad_before_step")
 def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """Gradients are cleared between backward and step."""
+    """Gradients are cleared between backward and step; not under a condition of its own, which skips a step."""
     for flow in training_flows(module):
         backwards = flow.of("backward")
         steps = flow.of("step")
@@ -122,7 +132,12 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
                 same = step.receiver == clear.receiver or (
                     not is_optimizer(module, clear.receiver) and _only_one(steps)
                 )
-                if same and follows(clear, step) and not any_between(clear, (*backwards, *written), step):
+                if (
+                    same
+                    and always_with(clear, step)
+                    and follows(clear, step)
+                    and not any_between(clear, (*backwards, *written), step)
+                ):
                     yield Sighting(
                         "high",
                         clear.line,
@@ -147,6 +162,7 @@ def double_step(module: Module, repository: Repository) -> Iterator[Sighting]:
                     or not second.receiver
                     or second.receiver != first.receiver
                     or not follows(first, second)
+                    or not (always_with(first, second) or always_with(second, first))
                     or any_between(first, between, second)
                 ):
                     continue

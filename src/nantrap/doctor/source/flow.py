@@ -97,6 +97,11 @@ def follows(first: LoopEvent, second: LoopEvent) -> bool:
     return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
 
 
+def always_with(first: LoopEvent, second: LoopEvent) -> bool:
+    """Whether the first event happens whenever the second one does, as far as conditions show it."""
+    return set(first.around.arms) <= set(second.around.arms)
+
+
 def any_between(first: LoopEvent, events: Iterable[LoopEvent], last: LoopEvent) -> bool:
     """Whether one of some events can come between two others."""
     return any(follows(first, each) and follows(each, last) for each in events)
