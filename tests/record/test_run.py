@@ -317,3 +317,15 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["2", "False"]
+
+
+def test_very_many_names_are_counted_and_not_read(tmp_path: Path) -> None:
+    """Each name costs a look at every record. What a verdict is made of is read all the same."""
+    with (tmp_path / "journal-r0.jsonl").open("w") as file:
+        for step in range(2000):
+            terms = {f"t{step}_{number}": 1.0 for number in range(20)}
+            file.write(json.dumps({"terms": terms, "step": step, "loss": 2.0 - step / 2000, "action": "apply"}) + "\n")
+    run = open_run(tmp_path)
+    assert run.names_not_read >= 36_000
+    assert len(run.main["loss"]) == 2000
+    assert len(run.main.names) <= 2010

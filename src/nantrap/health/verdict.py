@@ -95,6 +95,9 @@ def judge(
         )
     with np.errstate(all="ignore"):  # huge values overflow in sums and differences; the checks treat what comes out
         findings = [finding for check in CHECKS for finding in check(window)]
+    if run.names_not_read:
+        text = f"{run.names_not_read:,} names of values were not read: of so many different names, 4,000 are"
+        findings.append(HealthFinding("names", "error", text, data={"not_read": run.names_not_read}))
     if stalled_after is not None and not finished:
         stalled = age > stalled_after
         words = f"last written {duration(age)} ago ({'more' if stalled else 'less'} than {duration(stalled_after)})"

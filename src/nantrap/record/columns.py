@@ -24,6 +24,9 @@ _NUMBERS = frozenset({float, int, bool})
 _MOST_ITEMS = 16
 """Entries of a list that become columns: parameter groups have a few, a histogram is not read."""
 _MOST_COLUMNS = 2000
+"""Columns of numbers, and of text. Twice as many names are looked at, objects that hold others included."""
+_ALWAYS = frozenset({"step", "epoch", "loss", "grad_norm", "lr", "scale", "action", "incident"})
+"""What a verdict is made of is read, however many names come before it."""
 _MOST_NAMES = 10_000
 """Number of different texts that a column keeps; the rest is "...": a column of unique messages is no label."""
 _SPELLINGS = re.compile(
@@ -150,6 +153,19 @@ class Table:
         self._numbers: dict[str, _Cells] = {}
         self._texts: dict[str, _Cells] = {}
         self._codes: dict[str, dict[str, int]] = {}
+        self._names: set[str] = set()
+        self.names_not_read = 0
+        """Names of values beyond the limit. One that comes again in a later part of the log is counted again."""
+
+    def _reads(self, name: str) -> bool:
+        """Whether values of this name are read: each name costs a look at every record, so there is a limit."""
+        if name in self._names or name in _ALWAYS:
+            return True
+        if len(self._names) >= 2 * _MOST_COLUMNS:
+            self.names_not_read += 1
+            return False
+        self._names.add(name)
+        return True
 
     @property
     def numeric(self) -> tuple[str, ...]:
@@ -175,7 +191,7 @@ class Table:
         """Add one row for each record."""
         for key in dict.fromkeys(key for record in _shapes(records) for key in record):
             name = str(key)
-            if self._wanted is None or self._wanted(name):
+            if (self._wanted is None or self._wanted(name)) and self._reads(name):
                 self._add(name, [record.get(key, _MISSING) for record in records], None)
         self.rows += len(records)
 
@@ -183,6 +199,7 @@ class Table:
         """Add the rows of a block where `rows` is true, and the other records, in their order, where it is false."""
         rest = Table(self._wanted, dense=self._dense_names(block.names))
         rest.extend(others)
+        self.names_not_read += rest.names_not_read
         here, elsewhere = np.flatnonzero(rows), np.flatnonzero(~rows)
         numbers = {name: block.values[:, i] for i, name in enumerate(block.names)}
         texts: dict[str, str] = {}
@@ -233,7 +250,8 @@ class Table:
             self._add_texts(name, values, rows)
         elif kinds == {dict}:
             for key in dict.fromkeys(key for value in _shapes(values) for key in value):
-                self._add(f"{name}.{key}", [value.get(key, _MISSING) for value in values], rows)
+                if self._reads(f"{name}.{key}"):
+                    self._add(f"{name}.{key}", [value.get(key, _MISSING) for value in values], rows)
         elif kinds == {list}:
             for i in range(min(_MOST_ITEMS, max(map(len, values)))):
                 entries = [value[i] if i < len(value) else _MISSING for value in values]

@@ -80,6 +80,10 @@ class _Stream:
         self.marks: list[JournalMark] = []
         self.source.problems.clear()
 
+    @property
+    def names_not_read(self) -> int:
+        return self._steps.names_not_read + self._evaluations.names_not_read
+
     def refresh(self) -> bool:
         changed = self.source.begin_again()
         if changed:
@@ -242,6 +246,11 @@ class Run:
     def total_epochs(self) -> int | None:
         """How many epochs the run is to have, where the log shows it."""
         return self._streams[self.ranks[0]].source.total_epochs
+
+    @property
+    def names_not_read(self) -> int:
+        """How many names of values were not read, because the log has too many."""
+        return sum(stream.names_not_read for stream in self._streams.values())
 
     @property
     def problems(self) -> tuple[str, ...]:
