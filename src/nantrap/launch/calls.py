@@ -52,6 +52,10 @@ _TESTS = ("isnan", "isinf", "isfinite")
 _READS = ("item", "__float__", "detach", "tolist", "__ne__")
 
 
+class OriginalStep(functools.partial[Any]):
+    """The script's call of `optimizer.step`. Its class says that a reference to the optimizer in it is nantrap's."""
+
+
 def install(patches: Patches, registry: OptimizerRegistry, scaled: Scaled) -> None:
     """Follow every optimizer from its creation on, and put the functions in their places.
 
@@ -262,7 +266,7 @@ def _step(registry: OptimizerRegistry, original: Any) -> Any:
             look_at_resume(registry, self)
         closure = args[0] if args else kwargs.get("closure")
         if closure is None:
-            return loop.step(functools.partial(original, self, *args, **kwargs))
+            return loop.step(OriginalStep(original, self, *args, **kwargs))
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return _step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)
 

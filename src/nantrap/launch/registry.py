@@ -8,8 +8,9 @@ from __future__ import annotations
 import fnmatch
 import gc
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
+from nantrap.guard.progress import Tally
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.script_events import EventTable
 from nantrap.guard.session import Session, Setup
@@ -43,6 +45,9 @@ from nantrap.locate.failure import active_replays
 from nantrap.locate.nodes import leaves_below, leaves_of, nodes_below
 from nantrap.locate.torch_private import version_of
 from nantrap.report import write_line
+
+_MANY = 16
+"""So many guards, and it is looked whether the script still has all of the optimizers. A look takes 60 ms."""
 
 
 @dataclass(slots=True)
@@ -70,6 +75,23 @@ class OptimizerEntry:
         living = [schedule for ref in self.schedulers if (schedule := ref()) is not None]
         inner = {id(part) for schedule in living for part in inner_schedulers(schedule)}
         return [schedule for schedule in living if id(schedule) not in inner]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLoop:
+    """What the summary needs of a guard whose optimizer the script has dropped.
+
+    Attributes:
+        tally: its steps.
+        label: of which optimizer its lines speak.
+        bad: the names of what was not finite at the end.
+        notes: what else was found.
+    """
+
+    tally: Tally
+    label: str
+    bad: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +141,10 @@ class OptimizerRegistry:
         self.known: dict[int, OptimizerEntry] = {}
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
-        """Every guard there was, in the order they were made."""
+        """Every guard whose optimizer the script may still use, in the order they were made."""
+        self.ended: list[EndedLoop] = []
+        """The others: a sweep over hundreds of models holds no more than it needs."""
+        self._many = _MANY
         self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
@@ -177,9 +202,26 @@ class OptimizerRegistry:
 
     def enter(self, optimizer: Optimizer) -> None:
         """A new optimizer: from here on modules are watched until its model is called."""
+        self._end_dropped()
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
         self.known[id(optimizer)] = OptimizerEntry(weakref.ref(optimizer), rates)
         self.module_calls.watch()
+
+    def _end_dropped(self) -> None:
+        """Close the guards of optimizers that the script has dropped, each time that the guards have become many."""
+        if len(self.guards) < self._many or self._inherited or several_ranks():
+            return
+        idle = [loop for loop in self.guards if not loop.is_in_step and loop.stopped is None]
+        dropped = _held_by_guards_alone([loop.optimizer for loop in idle])
+        for loop in [loop for loop in idle if id(loop.optimizer) in dropped]:
+            loop.leave()
+            loop.end()
+            label = loop.session.recorder.label
+            self.ended.append(EndedLoop(loop.tally, label, tuple(loop.bad_state()), tuple(loop.notes())))
+            loop.close()
+            self.guards.remove(loop)
+            del self.known[id(loop.optimizer)]
+        self._many = max(_MANY, 2 * len(self.guards))
 
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
@@ -425,7 +467,8 @@ class OptimizerRegistry:
     def _tell_apart(self) -> None:
         """With several optimizers each printed line says whose step it is: each counts its own steps from 0."""
         loops = list(self)
-        for number, loop in enumerate(loops, 1) if len(loops) > 1 else ():
+        first = len(self.ended) + 1
+        for number, loop in enumerate(loops, first) if len(loops) > 1 or self.ended else ():
             if not loop.session.recorder.label:
                 model = loop.model
                 of = "" if isinstance(model, ModuleGroup) else f" of {type(unwrap(model)).__name__}"
@@ -474,13 +517,39 @@ class OptimizerRegistry:
         if self.run_dir is None:
             self.run_dir = self.settings.choose_run_dir()
             self.earlier_incidents = frozenset(incident_folders(self.run_dir))
-        number = len(self.guards) - self._inherited
+        number = len(self.ended) + len(self.guards) - self._inherited
         return self.run_dir if number == 0 else self.run_dir / f"optimizer-{number + 1}"
 
 
 def incident_folders(run_dir: Path) -> list[Path]:
     """The folders of all incidents below the folder of a run, in the order of their names."""
     return [path.parent for path in sorted(run_dir.glob("**/incidents/*/incident.json"))]
+
+
+def _held_by_guards_alone(optimizers: list[Optimizer]) -> set[int]:
+    """The ids of the optimizers to which only objects of nantrap refer, directly or in a container of theirs."""
+    found = [each for each in gc.get_referrers(*optimizers) if each is not optimizers]
+    containers = [each for each in found if isinstance(each, (dict, list, tuple))]
+    in_own = _own_references(gc.get_referrers(*containers), containers) if containers else {}
+    # a container is in `found` and in `containers`, in the variable below and the argument of the count
+    whole = [each for each in containers if sys.getrefcount(each) - 4 <= in_own.get(id(each), 0)]
+    ours = _own_references([*found, *whole], optimizers, also=set(map(id, whole)))
+    return {id(each) for each in optimizers if sys.getrefcount(each) - 3 <= ours.get(id(each), 0)}
+
+
+def _own_references(referrers: Iterable[Any], to: Sequence[Any], *, also: Set[int] = frozenset()) -> dict[int, int]:
+    """How often objects of nantrap, and the containers `also`, refer to each of some objects, by their id."""
+    counts = dict.fromkeys(map(id, to), 0)
+    for referrer in {id(each): each for each in referrers}.values():
+        if _is_own(referrer) or id(referrer) in also:
+            for each in gc.get_referents(referrer):
+                if id(each) in counts:
+                    counts[id(each)] += 1
+    return counts
+
+
+def _is_own(thing: Any) -> bool:
+    return type(thing).__module__.startswith("nantrap.")
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.guard.messages import most_skipped, scaler_words
+from nantrap.guard.progress import Tally
 from nantrap.guard.script_events import EventKind
 from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
-from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.record import StepTally, cause_lines
 from nantrap.report import write_line
@@ -103,11 +103,12 @@ class RunSummary:
     def of(cls, attachment: Attachment) -> RunSummary:
         """The summary of all guards."""
         loops = list(attachment.registry)
-        tallies = [loop.tally for loop in loops]
+        dropped = attachment.registry.ended
+        tallies = [*(each.tally for each in dropped), *(loop.tally for loop in loops)]
         whole = StepTally()
         for tally in tallies:
             whole.add(tally)
-        bad = attachment.bad_state()
+        bad = [*(name for each in dropped for name in each.bad), *attachment.bad_state()]
         reports = attachment.registry.reports.read()
         guarded = {each["process"] for each in reports if each.get("guarded")}
         ended = [each for each in reports if each.get("trained")]
@@ -136,9 +137,16 @@ class RunSummary:
             checkpoint=next(
                 (_relative(text) for loop in loops if (text := loop.session.recovery.where_to_restart())), ""
             ),
-            optimizers=len(loops),
+            optimizers=len(loops) + len(dropped),
             own_guards=attachment.registry.own_guards,
-            untrained=tuple(words for loop in loops if (words := _untrained(loop))),
+            untrained=tuple(
+                words
+                for tally, label in (
+                    *((each.tally, each.label) for each in dropped),
+                    *((loop.tally, loop.session.recorder.label) for loop in loops),
+                )
+                if (words := _untrained(tally, label))
+            ),
             in_children=attachment.registry.has_children or bool(ended),
             unguarded_processes=max(0, attachment.registry.started_processes - len(guarded)),
             children_stopped=sum(each["stopped"] for each in ended),
@@ -280,16 +288,17 @@ def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None
         write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in lines), sys.stderr)
 
 
-def _untrained(loop: ScriptLoop) -> str:
+def _untrained(tally: Tally, label: str) -> str:
     """That most steps of an optimizer were skipped; empty if they were not."""
-    words = most_skipped(loop.tally)
-    return f"{loop.session.recorder.label}{words}; the run failed" if words else ""
+    words = most_skipped(tally)
+    return f"{label}{words}; the run failed" if words else ""
 
 
 def _notes(registry: OptimizerRegistry) -> list[str]:
     """What else was found in the training as a whole."""
     own = [line for lines in registry.notes for line in lines()]
-    of_loops = [note for loop in registry for note in loop.notes()]
+    of_loops = [note for each in registry.ended for note in each.notes]
+    of_loops += [note for loop in registry for note in loop.notes()]
     return [*registry.events.lines(), *of_loops, *registry.replicas.notes(), *own]
 
 

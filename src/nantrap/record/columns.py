@@ -299,7 +299,7 @@ class Table:
         return np.fromiter((codes.get(value, other) for value in values), dtype=np.int64, count=len(values))
 
     def _append(self, name: str, values: Floats, rows: Ints | None) -> None:
-        if name in self._numbers or len(self._numbers) < _MOST_COLUMNS:
+        if name in self._numbers or name in _ALWAYS or len(self._numbers) < _MOST_COLUMNS:
             self._cells(self._numbers, name, np.float64).append(self.rows, values, rows)
 
 
