@@ -149,7 +149,7 @@ def test_inputs_by_keyword_without_a_model() -> None:
     model, x = Model(), torch.ones(2, 3)
     with nantrap.inject("batch:step=1") as faults:
         for _ in range(3):
-            model(x=x)
+            model(x=x).sum().backward()
     assert [(each.step, each.kind) for each in faults.injected] == [(1, "batch")]
     assert not x.isfinite().all()
     assert not model._forward_pre_hooks
@@ -193,3 +193,21 @@ def test_a_guarded_loop_survives(kind: str, tmp_path: object) -> None:
 def test_wrong_use() -> None:
     with pytest.raises(UsageError, match="inject takes text"), nantrap.inject([1]):  # type: ignore[list-item]
         pass
+
+
+def test_a_loss_that_calls_the_model_twice_is_one_step() -> None:
+    whole = nn.Sequential(nn.Linear(3, 2))
+    with nantrap.inject("loss:step=1;grad:step=2", model=whole) as faults:
+        for _ in range(4):
+            (whole(torch.ones(1, 3)) - whole(torch.zeros(1, 3))).square().sum().backward()
+    assert [(each.step, each.kind) for each in faults.injected] == [(1, "loss"), (2, "grad")]
+    assert faults.step == 3
+
+
+def test_each_backward_pass_ends_a_step() -> None:
+    whole = nn.Sequential(nn.Linear(3, 2))
+    with nantrap.inject("grad:step=3", model=whole) as faults:
+        for _ in range(2):
+            for _ in range(2):  # two micro-batches
+                whole(torch.ones(1, 3)).sum().backward()
+    assert [each.step for each in faults.injected] == [3]

@@ -1,7 +1,8 @@
 """Attaching faults to a run, through torch's public hooks only: modules, tensors, optimizers, `torch.save`.
 
-A step here is one forward pass of the model in training mode. Faults do not happen again while a failed step is
-replayed: like a flipped bit, they happen once. A bad batch, weight, buffer or optimizer state stays bad.
+A step here is what leads to one backward pass: all forward passes of the model in training mode up to it. Faults hit
+its first one. They do not happen again while a failed step is replayed: like a flipped bit, they happen once. A bad
+batch, weight, buffer or optimizer state stays bad.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Injector:
         self.injected: list[Injected] = []
         self.missed: list[Injected] = []
         self.step = -1
+        self._begun = False
         self._saves = -1
         self._model = model
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -94,8 +96,9 @@ class Injector:
         """A training step begins: put in the faults that are due now, and prepare those of its backward pass and its
         loss.
         """
-        if not _is_training(module):
+        if not _is_training(module) or self._begun:
             return
+        self._begun = True
         self.step += 1
         self._due = []
         for handle in self._armed:  # what the last step did not reach does not happen later
@@ -116,7 +119,12 @@ class Injector:
 
     def _after_root(self, module: nn.Module, args: Any, output: Any) -> Any:
         """A bad loss: everything the model gives is multiplied, so the loss and all gradients are bad."""
-        if not self._due or not _is_training(module):
+        if not _is_training(module):
+            return None
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._end_step)
+        if not self._due:
             return None
         for fault, _ in self._due:
             found = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
@@ -214,7 +222,13 @@ class Injector:
         self._depth -= 1
         return self._after_root(module, args, output) if self._depth == 0 and output is not None else None
 
+    def _end_step(self, _gradient: Tensor) -> None:
+        """The backward pass has reached an output of the model: the next forward pass is one of another step."""
+        if not is_replaying():
+            self._begun = False
+
     def _see_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        self._begun = False
         if not any(seen() is optimizer for seen in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
 

@@ -1,4 +1,4 @@
-"""Factories with a known weakness each, as people write them, and three healthy ones.
+"""Factories with a known weakness each, as people write them, and healthy ones.
 
 `WEAK` says which checks must warn or fail, and with which cause where one is named. Everything else must be quiet.
 """
@@ -256,3 +256,12 @@ def attention_with_a_finite_mask() -> Parts:
         "model": (model := Finite()),
         "optimizer": torch.optim.AdamW(model.parameters()),
     }
+
+
+@sound
+def a_loss_of_two_views() -> Parts:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        first, second = model(batch), model(batch.flip(1))
+        return functional.mse_loss(first, second) + functional.mse_loss(first, batch)
+
+    return parts(mlp(12, 24, 12, activation=nn.GELU), torch.randn(16, 12), loss)
