@@ -97,25 +97,34 @@ class Case:
 
     @functools.cached_property
     def inputs(self) -> list[Tensor]:
-        """The floating-point input tensors of the guilty operation."""
-        if self.capture is None:
-            return []
-        return [t.detach() for t in self.capture.inputs() if t.is_floating_point() or t.is_complex()]
+        """The floating-point input tensors of the guilty operation, dense and with arithmetic."""
+        from nantrap.finite import as_dense
+
+        given = [] if self.capture is None else self.capture.inputs()
+        dense = [as_dense(tensor) for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
+        return [tensor for tensor in dense if tensor is not None]
 
     @functools.cached_property
     def output(self) -> Tensor | None:
-        """The first bad output of the guilty operation."""
-        if self.capture is None:
-            return None
-        for tensor in self.capture.outputs:
-            if (tensor.is_floating_point() or tensor.is_complex()) and not bool(tensor.isfinite().all()):
-                return tensor
-        return None
+        """The first bad output of the guilty operation, dense and with arithmetic."""
+        from nantrap.finite import as_dense
+
+        return None if self.capture is None or self.position is None else as_dense(self.capture.outputs[self.position])
+
+    @functools.cached_property
+    def position(self) -> int | None:
+        """Which output of the guilty operation is the first bad one."""
+        from nantrap.finite import bad_places
+
+        outputs = () if self.capture is None else self.capture.outputs
+        return next((i for i, tensor in enumerate(outputs) if bool(bad_places(tensor).any())), None)
 
     @property
     def dtype(self) -> str:
         """The dtype of the bad output: `float16`."""
-        return "" if self.output is None else str(self.output.dtype).removeprefix("torch.")
+        if self.capture is None or self.position is None:
+            return ""
+        return str(self.capture.outputs[self.position].dtype).removeprefix("torch.")
 
     @property
     def half(self) -> bool:

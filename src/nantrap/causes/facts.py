@@ -27,6 +27,14 @@ def in_words(path: str) -> str:
     return f"batch{path}" if path.startswith("[") else path
 
 
+def ordinary_tensors(batch: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch with their paths, without those of layouts and dtypes that rules cannot compute with."""
+    from nantrap.finite import is_ordinary
+    from nantrap.locate import tensors_of
+
+    return [(path, tensor) for path, tensor in tensors_of(batch) if is_ordinary(tensor)]
+
+
 def listed(samples: Sequence[int], most: int = 6) -> str:
     """`0, 3, 4`, and for many of them `0, 1, 2, 3, 4, 5 and 9 others`."""
     shown = ", ".join(map(str, samples[:most]))
@@ -65,7 +73,9 @@ def describe(tensor: Tensor) -> str:
     from nantrap.finite import readable
 
     values = readable(tensor)
-    tensor = tensor if values is None else values
+    if values is None:
+        return f"holds no non-finite value among {tensor.numel():,} values"
+    tensor = values
     parts = []
     for count, word in (
         (int(tensor.isnan().sum()), "NaN"),
@@ -104,7 +114,12 @@ def integer_valued(tensor: Tensor) -> bool:
 
 def absmax(tensor: Tensor) -> float:
     """The largest finite magnitude, 0 if there is none."""
-    finite = tensor.detach()[tensor.detach().isfinite()]
+    from nantrap.finite import plain_values
+
+    values = plain_values(tensor)
+    if values is None:
+        return 0.0
+    finite = values[values.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
@@ -132,9 +147,11 @@ def was_computed(tensor: Tensor) -> bool:
 
     Memory that was never filled holds the bits of other data, and PyTorch's own fill of it a NaN without a sign.
     """
-    from nantrap.finite import has_nan_payload
+    from nantrap.finite import has_nan_payload, plain_values
 
-    values = tensor.detach()
+    values = plain_values(tensor)
+    if values is None or values.is_complex():
+        return False
     nan = values[values.isnan()]
     return not has_nan_payload(nan) and bool(nan.signbit().all())
 
@@ -170,11 +187,13 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
     import torch
     from torch import Tensor
 
+    from nantrap.finite import as_dense
     from nantrap.locate.torch_private import schema_of
     from nantrap.locate.trace.storage import map_leaves
 
     capture = case.capture
-    if capture is None or case.output is None:
+    position = case.position
+    if capture is None or position is None:
         return None
     wide: torch.dtype = getattr(torch, dtype)
     schema = schema_of(capture.func)
@@ -183,7 +202,6 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
         func = functional if functional is not None else capture.func
     else:
         func = capture.func
-    position = next(i for i, tensor in enumerate(capture.outputs) if tensor is case.output)
     try:
         with torch.no_grad():
             args, kwargs = map_leaves((capture.args, capture.kwargs), lambda leaf: _cast(leaf, wide))
@@ -192,7 +210,7 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
         return None
     results = result if isinstance(result, (list, tuple)) else [result]
     chosen = results[position] if position < len(results) else None
-    return chosen if isinstance(chosen, Tensor) else None
+    return as_dense(chosen) if isinstance(chosen, Tensor) else None
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

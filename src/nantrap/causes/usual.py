@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nantrap.causes.facts import absmax, in_words
+from nantrap.causes.facts import absmax, in_words, ordinary_tensors
 from nantrap.thresholds import far_outside
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def in_usual_range(batch: Any, unusual: list[Unusual]) -> Any:
 
 def were_shares(case: Case, path: str) -> bool:
     """Whether a tensor of the batch lay in [0, 1], and not at its ends only, in all batches before this one."""
-    from nantrap.locate import tensors_of
-
-    found = [dict(tensors_of(batch)).get(path) for batch in _batches_before(case)]
+    found = [dict(ordinary_tensors(batch)).get(path) for batch in _batches_before(case)]
     known = [tensor.detach() for tensor in found if tensor is not None and _is_measured(tensor)]
     inside = [float(tensor.min()) >= 0 and float(tensor.max()) <= 1 for tensor in known]
     between = any(bool(((tensor > 0) & (tensor < 1)).any()) for tensor in known)
@@ -95,15 +93,16 @@ def were_shares(case: Case, path: str) -> bool:
 
 def flags_before(case: Case, tensor: Tensor) -> bool | None:
     """Whether a tensor of the batch held 0 and 1 alone in the batches before; `None` if that is not known."""
-    from nantrap.locate import tensors_of
     from nantrap.locate.trace.storage import share_memory
 
-    same = [path for path, one in tensors_of(case.failure.batch) if share_memory(one, tensor) or one is tensor]
-    equal = [path for path, one in tensors_of(case.failure.batch) if one.shape == tensor.shape and not bool(one.any())]
+    same = [path for path, one in ordinary_tensors(case.failure.batch) if share_memory(one, tensor) or one is tensor]
+    equal = [
+        path for path, one in ordinary_tensors(case.failure.batch) if one.shape == tensor.shape and not bool(one.any())
+    ]
     path = next(iter(same or equal), None)
     if path is None:
         return None
-    found = [dict(tensors_of(batch)).get(path) for batch in _batches_before(case)]
+    found = [dict(ordinary_tensors(batch)).get(path) for batch in _batches_before(case)]
     known = [one.detach() for one in found if one is not None and one.numel()]
     return all(bool(((one == 0) | (one == 1)).all()) for one in known) if known else None
 
@@ -132,12 +131,10 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
     """Each tensor that came in, with the largest magnitudes of the same tensor in earlier batches."""
     import torch
 
-    from nantrap.locate import tensors_of
-
     failed = case.failure
-    earlier = [dict(tensors_of(batch)) for batch in _batches_before(case)]
+    earlier = [dict(ordinary_tensors(batch)) for batch in _batches_before(case)]
     if earlier:
-        for path, tensor in tensors_of(failed.batch):
+        for path, tensor in ordinary_tensors(failed.batch):
             if _is_measured(tensor):
                 same = [one[path] for one in earlier if path in one]
                 yield in_words(path), tensor, [absmax(one) for one in same if _is_measured(one)]
@@ -145,7 +142,7 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
     call = failed.root_call
     if call is None:
         return
-    names = {id(tensor): in_words(path) for path, tensor in tensors_of(failed.batch)}
+    names = {id(tensor): in_words(path) for path, tensor in ordinary_tensors(failed.batch)}
     given = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.Tensor) and v.is_floating_point()]
     for position, tensor in enumerate(given):
         same = [one[position] for one in call.before if len(one) == len(given)]  # large ones are not kept
@@ -155,6 +152,6 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
 
 
 def _is_measured(tensor: Tensor) -> bool:
-    import torch
+    from nantrap.finite import is_ordinary
 
-    return tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel() > 0
+    return tensor.is_floating_point() and is_ordinary(tensor) and tensor.numel() > 0

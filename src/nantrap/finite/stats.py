@@ -30,9 +30,11 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
 
     A complex number counts once for each part that is bad, and its `shape` is the tensor's own.
     """
-    shape, name = tuple(tensor.shape), dtype_name(tensor.dtype)
+    shape, name = () if tensor.is_nested else tuple(tensor.shape), dtype_name(tensor.dtype)
     if tensor.is_meta:
         return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return _integer_stats(tensor, shape, name)
     dense = readable(tensor)
@@ -83,7 +85,7 @@ def headroom_bits(absmax: float | None, dtype: torch.dtype) -> float | None:
 
 def first_nonfinite_index(tensor: Tensor) -> tuple[int, ...] | None:
     """Index of the first non-finite value in row-major order, or `None`."""
-    if tensor.layout not in (torch.strided, torch.jagged):  # the place in the tensor, not among the stored values
+    if tensor.layout in _SPARSE:  # the place in the tensor, not among the stored values
         stored = torch.Tensor.to_sparse(tensor.detach()).coalesce()
         within = first_nonfinite_index(stored.values())
         return None if within is None else (*stored.indices()[:, within[0]].tolist(), *within[1:])

@@ -106,7 +106,25 @@ def copy_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     alike, and the operation has no rule for the others."""
     if not _PLAIN.issuperset(map(type, targets)):
         targets, sources = local_parts(targets), local_parts(sources)
-    torch._foreach_copy_(targets, sources)
+    try:
+        torch._foreach_copy_(targets, sources)
+    except (RuntimeError, NotImplementedError):  # some layouts and views can only be written one by one
+        for target, source in zip(targets, sources, strict=True):
+            _copy_one(target, source)
+
+
+def _copy_one(target: Tensor, source: Tensor) -> None:
+    """Write one tensor of any layout. Where that cannot be written in place, it gets other memory."""
+    if target.is_meta:
+        return
+    if target.layout == torch.strided and not target.is_nested:
+        for dim, stride in enumerate(target.stride()):
+            if stride == 0:  # expanded: the same memory at all places
+                target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    try:
+        target.copy_(source)
+    except (RuntimeError, NotImplementedError):
+        target.data = source.detach().clone()
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def tensors_of(batch: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def may_be_listed_image(inputs: Any, tensor: Tensor) -> bool:
     """Whether a tensor may be one image (channels × height × width) in a list of them: its rows are no samples then."""
-    if tensor.dim() != 3 or tensor.shape[0] not in (1, 3, 4):
+    if tensor.dim() != 3 or tensor.size(0) not in (1, 3, 4):
         return False
     if isinstance(inputs, Mapping):
         return any(may_be_listed_image(value, tensor) for value in inputs.values())
@@ -51,12 +51,12 @@ def batch_size(batch: Any) -> int | None:
     listed = _list_of_samples(batch)
     if listed is not None:
         return listed
-    sizes = Counter(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
+    sizes = Counter(t.size(0) for _, t in tensors_of(batch) if t.dim() > 0)
     if not sizes:
         return None
     (size, count), *others = sizes.most_common()
     if others and others[0][1] == count:  # as many for each: the first tensor decides, unless it holds one row
-        leading = [t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0 and sizes[t.shape[0]] == count]
+        leading = [t.size(0) for _, t in tensors_of(batch) if t.dim() > 0 and sizes[t.size(0)] == count]
         size = next((each for each in leading if each > 1), leading[0])
     ragged = _ragged_length(batch)
     if ragged is not None and sizes[size] <= 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from nantrap.finite import any_nonfinite, first_nonfinite_index, readable, size_in_bytes, tensor_stats
+from nantrap.finite import any_nonfinite, bad_places, first_nonfinite_index, readable, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.batch import samples_in, tensors_of
 from nantrap.locate.failure import Failure
@@ -336,7 +336,7 @@ def finding(kind: str, name: str, tensor: Tensor, phase: Phase, *, batch: object
     """
     samples: tuple[int, ...] = ()
     if kind == "batch" and tensor.layout == torch.strided:  # a sparse one is mostly a graph between the samples
-        samples = samples_in(tensor if batch is None else batch, tensor, ~tensor.detach().isfinite())
+        samples = samples_in(tensor if batch is None else batch, tensor, bad_places(tensor))
     return Finding(
         kind=kind,  # type: ignore[arg-type]
         name=name,

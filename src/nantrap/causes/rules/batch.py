@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, recomputed, without
+from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, ordinary_tensors, recomputed, without
 from nantrap.causes.rules.unselected import is_left_out
 from nantrap.causes.usual import in_usual_range, unusual_inputs
 from nantrap.incident import Trial
@@ -194,13 +194,11 @@ class Extreme:
 
 def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
-    from nantrap.locate import tensors_of
-
     if case.made == "" or case.phase not in ("forward", "backward", "optimizer"):
         return None
-    given = list(tensors_of(case.failure.batch))
+    given = list(ordinary_tensors(case.failure.batch))
     if not case.failure.repeatable and case.failure.root_call is not None:
-        given += list(tensors_of((case.failure.root_call.args, case.failure.root_call.kwargs)))
+        given += list(ordinary_tensors((case.failure.root_call.args, case.failure.root_call.kwargs)))
     if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
         given += [("a target of the loss", t) for t in case.inputs[1:]]
     worst: Extreme | None = None
@@ -248,10 +246,11 @@ def rescaled(batch: Any) -> Any:
     """The batch with tensors of large values brought back to the usual scale."""
     import torch
 
+    from nantrap.finite import is_ordinary
     from nantrap.locate.trace.storage import map_leaves
 
     def scale(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
+        if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() and is_ordinary(leaf) and leaf.numel()):
             return leaf
         size = float(leaf.abs().max())
         return leaf / size if is_large(size) else leaf

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from nantrap.causes.claim import Claim, Has, Remedy, rule
-from nantrap.causes.facts import USUAL_EPS, all_finite, share
+from nantrap.causes.facts import USUAL_EPS, all_finite, ordinary_tensors, share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,9 +145,7 @@ def std_of_one_element(case: Case) -> Claim | None:
 
 def _one_sample(case: Case) -> bool:
     """Whether the batch holds one sample, as the last one of an epoch may; else the one element is something else."""
-    from nantrap.locate import tensors_of
-
-    sizes = [tensor.shape[0] for _, tensor in tensors_of(case.failure.batch) if tensor.dim()]
+    sizes = [tensor.shape[0] for _, tensor in ordinary_tensors(case.failure.batch) if tensor.dim()]
     return bool(sizes) and all(size == 1 for size in sizes)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim, Has, Remedy, rule
-from nantrap.causes.facts import in_words, integer_valued
+from nantrap.causes.facts import in_words, integer_valued, ordinary_tensors
 from nantrap.causes.usual import were_shares
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
     below = int((argument < (-1 if case.op in ("log1p", "xlog1py") else 0)).sum())
     if not below or not case.failure.repeatable or case.trace is None or case.capture is None:
         return None
-    from nantrap.locate import tensors_of
-
-    for path, tensor in tensors_of(case.failure.batch):
+    for path, tensor in ordinary_tensors(case.failure.batch):
         if not tensor.numel() or _same_values(argument, tensor):  # a function of the target itself: its domain says all
             continue
         if not case.trace.reads_directly(case.capture.op, tensor):  # what only the model reads is no label
@@ -119,11 +117,9 @@ def _negative_label(case: Case) -> Claim | None:
         return None
     if not case.failure.repeatable or case.output is None or case.output.shape != case.inputs[0].shape:
         return None
-    from nantrap.locate import tensors_of
-
     bad = ~case.output.detach().isfinite()
     given = case.inputs[0][bad]
-    for path, tensor in tensors_of(case.failure.batch):
+    for path, tensor in ordinary_tensors(case.failure.batch):
         if not tensor.numel() or tensor.numel() != bad.numel() or not integer_valued(tensor):
             continue
         negative = tensor[tensor < 0].unique()
@@ -151,9 +147,7 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
     losses = [record.loss for record in case.run.history.applied()]
     if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < _LED_HERE:
         return None
-    from nantrap.locate import tensors_of
-
-    for path, tensor in tensors_of(case.failure.batch):
+    for path, tensor in ordinary_tensors(case.failure.batch):
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
             weighs = _weighed_by(case, tensor)
             trial = _with_clean_targets(case, tensor, "[0, 1]") if weighs else None
@@ -237,17 +231,17 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
 
 def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | None:
     """The failed step, or if that does not suffice the steps that led to it, with the targets clamped."""
-    from nantrap.locate.batch import tensors_of, with_tensor
+    from nantrap.locate.batch import with_tensor
 
     if not case.failure.repeatable:
         return None
-    path = next((path for path, tensor in tensors_of(case.failure.batch) if _same_values(tensor, target)), None)
+    path = next((path for path, tensor in ordinary_tensors(case.failure.batch) if _same_values(tensor, target)), None)
     if path is None:
         return None
     high = 1.0 if allowed == "[0, 1]" else None
 
     def clean(batch: Any) -> Any:
-        tensor = dict(tensors_of(batch)).get(path)
+        tensor = dict(ordinary_tensors(batch)).get(path)
         return batch if tensor is None else with_tensor(batch, tensor, tensor.clamp(0, high))
 
     trial = case.lab.with_batch("clean_targets", f"targets clamped to {allowed}", clean(case.failure.batch))

@@ -22,6 +22,8 @@ _SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
 @rule("uninitialised_memory")
 def uninitialised_memory(case: Case) -> Claim | None:
     """Memory was read that nothing had been written to: of a parameter, a buffer, or the result of an operator."""
+    from nantrap.finite import bad_places
+
     capture = case.capture
     if case.location.unwritten:
         return _left_unwritten(case)
@@ -42,7 +44,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
     untouched = _never_written(external.tensor) or _is_beside_unfilled(case, external.tensor)
     if case.was_loaded_bad(external.name) or not (untouched or _looks_unfilled(case, external.tensor)):
         return None
-    whole = not bool(external.tensor.detach().isfinite().any())
+    whole = bool(bad_places(external.tensor).all())
     return Claim(
         "measured" if untouched else "hint",
         f"{external.name} was never initialised" if whole else f"a part of {external.name} was never initialised",

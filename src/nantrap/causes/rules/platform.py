@@ -111,9 +111,12 @@ def _odd_bits(name: str, tensor: Tensor) -> Claim | None:
 
     An uncounted write alone is no evidence: `tensor.data`, NumPy and kernels write without counting. It stays a guess.
     """
-    from nantrap.finite import has_nan_payload
+    from nantrap.finite import has_nan_payload, plain_values
 
-    bad = tensor.detach()[~tensor.detach().isfinite()]
+    values = plain_values(tensor)
+    if values is None:
+        return None
+    bad = values[~values.isfinite()]
     if bad.numel() != 1 or not has_nan_payload(bad):
         return None
     return Claim(

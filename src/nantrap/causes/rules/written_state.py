@@ -206,9 +206,11 @@ def _written_beside_by_a_hook(case: Case) -> Claim | None:
 
 def _written_during_the_pass(case: Case, external: External) -> Claim:
     """A value was finite when the forward pass began, and was bad when an operation read it."""
+    from nantrap.finite import any_nonfinite
+
     name, op = _name_of(external), None if case.trace is None else case.trace.overwriter_of(external.tensor)
     if op is not None:
-        held = "" if bool(external.tensor.isfinite().all()) else f" {describe(external.tensor)}"  # restored by now
+        held = "" if not any_nonfinite([external.tensor]) else f" {describe(external.tensor)}"  # restored by now
         return _overwritten(name, "measured", f"{name}{held}: {_writer_in_words(op)}")
     text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
     return _overwritten(name, "measured", text)
@@ -234,10 +236,11 @@ def _has_another_reason(case: Case, external: External) -> bool:
 def _has_bits_that_nothing_writes(case: Case, external: External) -> bool:
     """Whether the one bad value has bits that no assignment writes, and the step does not write it: see
     hardware_fault."""
-    from nantrap.finite import has_nan_payload
+    from nantrap.finite import has_nan_payload, plain_values
 
-    bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
-    odd = bool(case.run.untouched) and bad.numel() == 1 and has_nan_payload(bad)
+    values = plain_values(external.tensor)
+    bad = None if values is None else values[~values.isfinite()]
+    odd = bool(case.run.untouched) and bad is not None and bad.numel() == 1 and has_nan_payload(bad)
     return odd and not case.lab.writes_again(_name_of(external), external.tensor)
 
 

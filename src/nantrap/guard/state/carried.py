@@ -50,13 +50,15 @@ def restore_carried(refused: RootCall, module: nn.Module, args: tuple[Any, ...],
 
 def _fits(before: Tensor, now: Tensor) -> bool:
     """Whether a tensor can hold the values of another one, and neither belongs to a graph."""
+    if not (finite.is_ordinary(before) and finite.is_ordinary(now)):
+        return False
     alike = before.shape == now.shape and before.dtype == now.dtype and before.device == now.device
     return alike and now.is_floating_point() and not now.requires_grad and not share_memory(before, now)
 
 
 def _is_same(state: Tensor, output: Tensor) -> bool:
     """Whether a tensor is an output of the model, a view of it, or a copy that does not only hold NaN."""
-    if state.shape != output.shape or state.dtype != output.dtype:
+    if state.is_nested or output.is_nested or state.shape != output.shape or state.dtype != output.dtype:
         return False
     if share_memory(state, output):
         return True

@@ -54,6 +54,7 @@ from nantrap.guard.state.rows import (
     copied,
     copy_rows,
     has_same_bits,
+    have_same_shape,
     is_fault_of_script,
     is_new_mask,
     is_plain,
@@ -302,7 +303,12 @@ class Ledger:
         names = []
         for row in self._bad:
             tensor, good = row.tensor, row.good
-            if tensor is None or good is None or tensor.shape != good.shape or not finite.any_nonfinite([tensor]):
+            if (
+                tensor is None
+                or good is None
+                or not have_same_shape(tensor, good)
+                or not finite.any_nonfinite([tensor])
+            ):
                 continue
             put_back([(row, tensor, good)])
             row.good_version = version(tensor)
@@ -367,7 +373,7 @@ class Ledger:
         """Without reading `bad` (1.0 or 0.0 on the device): restore where it is 1, capture where it is 0."""
         for row in self._written():
             copy, now = row.copy, row.current()
-            if row.tensor is None or copy is None or now is None or now.shape != copy.shape:
+            if row.tensor is None or copy is None or now is None or not have_same_shape(now, copy):
                 continue
             restore_parts([now], [torch.where(bad.to(now.device) > 0, copy, now)])
         self._plan = None

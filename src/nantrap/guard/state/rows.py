@@ -104,7 +104,7 @@ class LedgerRow:
 
     def is_new(self, tensor: Tensor) -> bool:
         """Whether this tensor was created since the copy: there was none before, or one of another shape."""
-        return self.copy is None or self.copy.shape != tensor.shape
+        return self.copy is None or not have_same_shape(self.copy, tensor)
 
 
 # ---- which tensors there are
@@ -170,6 +170,11 @@ def rows_without_gradient(root: nn.Module) -> list[LedgerRow]:
 # ---- bits
 
 
+def have_same_shape(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape; nested ones, which have none, never."""
+    return not (a.is_nested or b.is_nested) and a.shape == b.shape
+
+
 def differs(tensor: Tensor, copy: Tensor) -> Tensor:
     """1 if two tensors differ anywhere, else 0, on their device; NaN counts as equal to NaN."""
     tensor = tensor.detach()
@@ -177,8 +182,13 @@ def differs(tensor: Tensor, copy: Tensor) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether its bits can be compared here: not sparse, not quantized, not spread over ranks."""
-    return tensor.layout == torch.strided and not hasattr(tensor, "to_local") and not tensor.is_quantized
+    """Whether its bits can be compared here: not sparse, nested or quantized, not spread over ranks."""
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_nested
+        and not hasattr(tensor, "to_local")
+        and not tensor.is_quantized
+    )
 
 
 # ---- bad values
@@ -223,7 +233,12 @@ def copied(tensors: Sequence[Tensor | None], earlier: Sequence[Tensor | None]) -
     for tensor, copy in zip(tensors, earlier, strict=True):
         if tensor is None:
             copies.append(None)
-        elif copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype or copy.device != tensor.device:
+        elif (
+            copy is None
+            or not have_same_shape(copy, tensor)
+            or copy.dtype != tensor.dtype
+            or copy.device != tensor.device
+        ):
             copies.append(tensor.detach().clone())
         else:
             copies.append(copy)
@@ -272,7 +287,7 @@ def written_uncounted(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
         tensor, copy = row.current(), row.copy
         if row.uncounted or tensor is None or copy is None or tensor is not row.tensor:
             continue
-        if version(tensor) == row.version and copy.shape == tensor.shape and is_plain(tensor):
+        if version(tensor) == row.version and is_plain(tensor) and copy.shape == tensor.shape:
             asked.append(row)
             flags.append(differs(tensor, copy))
     return [row for row, flag in zip(asked, finite.read(flags), strict=True) if flag] if flags else []
@@ -280,10 +295,10 @@ def written_uncounted(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
 
 def has_same_bits(tensor: Tensor, copy: Tensor) -> bool:
     """Whether a tensor holds the values of its copy; NaN counts as equal to NaN."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        return True  # no comparison is defined
     if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
         return False
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return True  # no comparison is defined
     return not bool(differs(tensor, copy))
 
 
@@ -336,6 +351,13 @@ class Counted:
         return [row for row, before in zip(self.rows, self._versions, strict=True) if version(row.tensor) != before]
 
 
+def _is_rare(tensor: Tensor) -> bool:
+    """Whether a tensor cannot be copied, or not be read, together with others in one call."""
+    if tensor.__class__ is not Tensor or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        return True
+    return tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or 0 in tensor.stride()
+
+
 def make_plan(rows: Sequence[LedgerRow]) -> CopyPlan | None:
     """The lists of the usual step, from the copies that were just made; `None` if a buffer is of a rare kind."""
     sources: list[Tensor] = []
@@ -349,11 +371,13 @@ def make_plan(rows: Sequence[LedgerRow]) -> CopyPlan | None:
         if not row.uncounted:
             counted.append(tensor)
             continue
+        if _is_rare(tensor):
+            return None
         sources.append(tensor)
         copies.append(copy)
         if row.exempt or not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
             continue
-        if tensor.__class__ is not Tensor or tensor.layout != torch.strided or tensor.dtype not in _PLAIN:
+        if tensor.dtype not in _PLAIN:
             return None
         judged.append(tensor)
     if any(tensor.is_inference() for tensor in counted):  # it has no version to ask for

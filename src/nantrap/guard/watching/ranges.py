@@ -155,7 +155,7 @@ def inputs_of(micro: Micro) -> list[Finding]:
     for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
         stats = finite.tensor_stats(tensor.detach())
         bad = stats.nonfinite and tensor.layout == torch.strided
-        samples = samples_in(batch, tensor, ~tensor.detach().isfinite(), most=_MOST_SAMPLES) if bad else ()
+        samples = samples_in(batch, tensor, finite.bad_places(tensor), most=_MOST_SAMPLES) if bad else ()
         if samples:
             samples = _as_entries(micro, tensor, samples)
         found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))
@@ -181,4 +181,4 @@ def outside_in_words(findings: list[Finding]) -> str:
 
 
 def _is_measured(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel() > 0
+    return tensor.is_floating_point() and finite.is_ordinary(tensor) and tensor.numel() > 0

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nantrap.errors import UsageError
+from nantrap.finite import plain_values
 from nantrap.guard.torch_private import buffers_of, parameters_of
 
 
@@ -99,10 +101,14 @@ def _places(root: nn.Module, kind: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _scalar(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    if tensor.numel() != 1 or tensor.is_complex():
-        tensor = tensor.abs().max()
-    return tensor.reshape(()).float()
+    """The value of a tensor, or its largest magnitude; NaN where it holds no values."""
+    values = plain_values(tensor)
+    if values is None:
+        return torch.full((), math.nan)
+    if values.is_complex():
+        return values.to(torch.complex64).abs().max()
+    values = values if values.dtype == torch.float64 else values.float()
+    return (values.abs().max() if tensor.numel() != 1 else values.reshape(())).float()
 
 
 def _limits(given: object, pattern: str) -> tuple[Limit, ...]:

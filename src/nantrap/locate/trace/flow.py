@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nantrap.finite import bad_places
 from nantrap.locate.trace.operations import MIXES, OVERWRITE, OVERWRITE_PART, SELECTS
 from nantrap.locate.trace.records import CLONE_LIMIT, External, Op, Registered
 from nantrap.locate.trace.storage import (
@@ -156,7 +157,7 @@ class Flow:
             return _NONE
         result = outputs[0]
         gone, places, origins = self._places_in(arguments, result)
-        finite = result.detach().isfinite()
+        finite = ~bad_places(result)
         if made and gone is not None and not bool((~finite & ~gone).any()):
             return origins
         either = gone if places is None else places if gone is None else gone | places
@@ -181,7 +182,7 @@ class Flow:
                 found = known[0].reshape(tensor.shape).expand(result.shape)
                 gone, origins = found if gone is None else gone | found, origins | known[1]
             if bad and tensor.is_floating_point():
-                found = (~tensor.detach().isfinite()).expand(result.shape)
+                found = bad_places(tensor).expand(result.shape)
                 places, origins = found if places is None else places | found, origins | bad
         return gone, places, origins
 

@@ -60,6 +60,8 @@ class Memory:
 
     def where(self, tensor: Tensor) -> Where:
         """Which part of which memory a tensor is."""
+        if tensor.is_nested:  # it has no shape
+            return Where(self.key(tensor), 0, (), (), tensor.dtype)
         strided = tensor.layout == torch.strided
         offset = int(tensor.storage_offset()) if strided else 0
         stride = tensor.stride() if strided else ()

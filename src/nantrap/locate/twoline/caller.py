@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nantrap.finite import any_nonfinite
+from nantrap.finite import any_nonfinite, bad_places
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.source import is_installed, is_user_code
 from nantrap.locate.trace.storage import share_memory
@@ -235,7 +235,7 @@ def name_in_program(tensor: Tensor) -> str:
     Either the tensor is one of theirs, or an object of theirs holds it (a table of a noise schedule), or it is bad at
     just the places of one: a batch that was noised on the way, or a list of numbers from which the tensor was made.
     """
-    bad = ~tensor.detach().isfinite()
+    bad = bad_places(tensor)
     if not bool(bad.any()):
         return ""
     frames = list(near_callers(_MOST_NAMED))
@@ -271,7 +271,7 @@ def _is_bad_at(value: Any, bad: Tensor) -> bool:
     """Whether a tensor without gradient is bad at these places and no others; one number says too little."""
     if not isinstance(value, Tensor) or value.requires_grad or not value.is_floating_point() or bad.numel() < 2:
         return False
-    return value.shape == bad.shape and value.device == bad.device and torch.equal(~value.detach().isfinite(), bad)
+    return value.shape == bad.shape and value.device == bad.device and torch.equal(bad_places(value), bad)
 
 
 def _as_tensor(value: Any) -> Tensor | None:
