@@ -13,6 +13,7 @@ from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Fix, Trial
+from nantrap.locate.failure import without_printed_warnings
 
 _LONGEST_ERROR = 200
 
@@ -29,6 +30,7 @@ class Explanation:
     controls: tuple[Trial, ...] = ()
 
 
+@without_printed_warnings
 def explain_case(case: Case, *, seconds: float) -> Explanation:
     """Explain one failure. Never raises: a rule that fails is noted and skipped."""
     case.lab = Laboratory(case, seconds=seconds)

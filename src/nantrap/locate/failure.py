@@ -12,13 +12,14 @@ have side effects of other kinds (an iterator that it advances, a file); those h
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.torch_private import post_hooks_of, without_post_hooks
 from nantrap.locate.wrapping import layers_of
 from nantrap.record import History
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _replays: list[int] = []
 _OWN = frozenset(vars(nn.Module()))
@@ -348,9 +352,45 @@ def without_warnings() -> Iterator[None]:
     """
     filters: list[Any] = cast("list[Any]", warnings.filters)
     ignore = ("ignore", None, Warning, None, 0)
+    always = torch.is_warn_always_enabled()
     filters.insert(0, ignore)
+    torch.set_warn_always(True)  # what torch says only once is not used up
     try:
         yield
     finally:
+        torch.set_warn_always(always)
         with contextlib.suppress(ValueError):  # the program has emptied the list meanwhile
             filters.remove(ignore)
+
+
+class _Called(torch.autograd.Function):
+    """Calls a function from inside of torch, which thereby hands the warnings of its operations to Python."""
+
+    @staticmethod
+    def forward(_ctx: Any, call: Callable[[], None]) -> None:
+        """Call it. Autograd has switched gradients off; the call may switch them on."""
+        call()
+
+
+def without_printed_warnings(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose operations print no warnings.
+
+    A warning of an operation that Python calls by itself (`torch.ops.aten.std`), as trials and rules do with recorded
+    ones, does not become one of Python: torch writes it to stderr. It does become one while a method of torch is
+    running further up the stack.
+    """
+
+    @functools.wraps(function)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        found: list[R] = []
+        enabled = torch.is_grad_enabled()
+
+        def call() -> None:
+            with torch.set_grad_enabled(enabled):
+                found.append(function(*args, **kwargs))
+
+        with without_warnings():
+            _Called.apply(call)  # type: ignore[no-untyped-call]
+        return found[0]
+
+    return quiet

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from nantrap.locate.batch import may_be_listed_image, tensors_of
-from nantrap.locate.failure import Failure
+from nantrap.locate.failure import Failure, without_printed_warnings
 from nantrap.locate.location import Location, evidence_location, location_of, owner_of
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
 from nantrap.locate.replay.fresh_memory import unwritten_memory
@@ -36,6 +36,7 @@ from nantrap.locate.twoline.without_function import locate_without_function
 _LONGEST_ERROR = 200
 
 
+@without_printed_warnings
 def locate(failed: Failure, *, seconds: float = 60.0) -> tuple[Failure, Location]:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`.
 
