@@ -90,4 +90,4 @@ def load_benchmark() -> Callable[[str], ModuleType]:
 @pytest.fixture
 def graph_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss cannot be computed again from its source: the two-line form has its graph and the model's calls only."""
-    monkeypatch.setattr(importlib.import_module("nantrap.locate.locate"), "compute_again", lambda failed: None)
+    monkeypatch.setattr(importlib.import_module("nantrap.locate.locate"), "compute_again", lambda *_: None)

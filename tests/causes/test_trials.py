@@ -22,6 +22,7 @@ from nantrap.causes.harness import Rerun
 from nantrap.causes.replacement import Replacement
 from nantrap.causes.trials import Laboratory
 from nantrap.incident import Incident, Source, Trial
+from nantrap.locate.budget import Budget
 
 FORWARD = """
 import random
@@ -171,10 +172,16 @@ def test_what_a_trial_raises_is_noted(inspect_case: InspectCase) -> None:
     inspect_case(FORWARD, look)
 
 
-@pytest.mark.parametrize("budget", [{"seconds": 60.0, "most": 1}, {"seconds": -1.0, "most": 12}])
-def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "most", "reason"),
+    [
+        (60.0, 1, "1 trials are the most for one failure"),
+        (0.0, 12, "the budget of 0 s was spent"),
+    ],
+)
+def test_budget(seconds: float, most: int, reason: str, inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
-        lab = Laboratory(case, **budget)
+        lab = Laboratory(case, budget=Budget(seconds), most=most)
         calls: list[str] = []
 
         def experiment() -> Rerun:
@@ -182,11 +189,12 @@ def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
             return Rerun(True, 1.5)
 
         trials = [lab.run(name, "something", experiment, harness="none") for name in ("first", "second")]
-        allowed = budget["most"] if budget["seconds"] > 0 else 0
+        allowed = most if seconds else 0
         assert len(calls) == allowed
         for trial in trials[allowed:]:
             assert trial.finite is None
-            assert trial.note == "not run: the budget for trials was used up"
+            assert trial.note == f"not run: {reason}"
+        assert lab.not_tried() == [f"not tried: {', '.join(['something'] * (2 - allowed))}: {reason}"]
 
     inspect_case(FORWARD, look)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Rerun, clip
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Magnitudes
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.replay import fails_alike, forward_and_backward
 from nantrap.locate.torch_private import DispatchMode, is_in_backward, without_post_hooks
@@ -288,14 +288,14 @@ def drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
     return None
 
 
-def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
+def repeated_magnitudes(case: Case, *, budget: Budget) -> Magnitudes | None:
     """The magnitude of the guilty operation's result by step; `None` where the steps cannot be run again in time.
 
     What is measured counts only if the last of the steps, the failed one, fails as it did.
 
     Args:
         case: the failed step with its place; its trials are over.
-        seconds: how long this may take.
+        budget: how long this may take.
     """
     failed, replay = case.failure, case.location.replay
     op = replay.op if replay is not None else None
@@ -305,8 +305,10 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
     if failed.averaged or known is None:
         return None
     steps = [attempt.step for attempt in known[1] if attempt.applied for _ in attempt.batches]
+    if not budget.allows(len(steps) + 1):
+        return None
     assert replay is not None
-    meter = OperationMeter(op, _occurrence(replay.trace.ops, op), time.monotonic() + seconds)
+    meter = OperationMeter(op, _occurrence(replay.trace.ops, op), budget)
     try:
         result = driven(case, own_rate, measuring=meter)
     except Exception:  # a history is worth less than the incident: what cannot be repeated is not shown
@@ -343,18 +345,18 @@ class OperationMeter(DispatchMode):
     `passes` has the largest magnitude of its result in each pass, `None` where it did not run or is not finite.
     """
 
-    def __init__(self, op: Op, occurrence: int, deadline: float) -> None:
+    def __init__(self, op: Op, occurrence: int, budget: Budget) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.passes: list[float | None] = []
         self._name = op.name
         self._backward = op.phase == "backward"
         self._occurrence = occurrence
         self._count = 0
-        self._deadline = deadline
+        self._budget = budget
 
     def forward_pass(self) -> contextlib.AbstractContextManager[Any]:
         """Begins a pass. An operation of the backward pass is measured in a graph that was made in this mode, too."""
-        if time.monotonic() > self._deadline:
+        if self._budget.spent:
             raise TimeoutError("the steps take too long")
         self.passes.append(None)
         self._count = 0

@@ -13,6 +13,7 @@ from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Fix, Trial
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import without_printed_warnings
 
 _LONGEST_ERROR = 200
@@ -31,9 +32,14 @@ class Explanation:
 
 
 @without_printed_warnings
-def explain_case(case: Case, *, seconds: float) -> Explanation:
-    """Explain one failure. Never raises: a rule that fails is noted and skipped."""
-    case.lab = Laboratory(case, seconds=seconds)
+def explain_case(case: Case, *, budget: Budget | None = None) -> Explanation:
+    """Explain one failure. Never raises: a rule that fails is noted and skipped.
+
+    Args:
+        case: the failure.
+        budget: how long trials may take; `None` for no trials at all.
+    """
+    case.lab = Laboratory(case, budget=budget)
     causes: list[tuple[Cause, Claim]] = []
     notes: list[str] = []
     for slug, ask in RULES.items():
@@ -47,7 +53,7 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
             notes.append(
                 f"the rule for {slug} failed: {type(error).__name__}: {said} ({last.name}, line {last.lineno})"
             )
-    notes += case.lab.notes
+    notes += [*case.lab.notes, *case.lab.not_tried()]
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
         notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]
     found = ranked(causes) if causes else (_unknown(case),)

@@ -27,6 +27,7 @@ from nantrap.causes.replacement import Replaced, Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.fresh_memory import filled_with_nan, filled_with_zeros
 from nantrap.locate.replay.program import cannot_rewind
@@ -55,10 +56,11 @@ def _in_lines(lines: Iterable[int]) -> str:
 class Laboratory:
     """Runs trials on one case, each at most once, within a budget. Holds their results and those of the controls."""
 
-    def __init__(self, case: Case, *, seconds: float, most: int = 16) -> None:
-        """Nothing is run yet. `seconds` and `most` bound all trials together."""
+    def __init__(self, case: Case, *, budget: Budget | None = None, most: int = 16) -> None:
+        """Nothing is run yet. `budget` and `most` bound all trials together; without a budget none is run."""
         self._case = case
-        self._deadline = time.monotonic() + seconds
+        self._budget = budget
+        self._not_tried: dict[str, list[str]] = {}
         self._most = most
         self._done: dict[str, Trial] = {}
         self._controls: dict[str, tuple[str, Trial | None]] = {}
@@ -94,8 +96,10 @@ class Laboratory:
         result: Rerun | None = None
         note = ""
         started = time.monotonic()
-        if started > self._deadline or len(self._done) >= self._most:
-            note = "not run: the budget for trials was used up"
+        if (reason := self._over_budget(harness)) is not None:
+            note = f"not run: {reason}"
+            if self._budget is not None:
+                self._not_tried.setdefault(reason, []).append(change)
         else:
             try:
                 reason = self.control(harness)
@@ -119,6 +123,28 @@ class Laboratory:
         )
         self._done[name] = trial
         return trial
+
+    def _over_budget(self, harness: str) -> str | None:
+        """Why the budget does not allow a trial in this harness, after its control; `None` if it does."""
+        if self._budget is None:
+            return "no trials were wanted"
+        if len(self._done) >= self._most:
+            return f"{self._most} trials are the most for one failure"
+        older = older_state(self._case) if harness == "steps" else None
+        steps = 1 if older is None else len(older.attempts) + 1
+        runs = 1 if harness in self._controls else 2
+        if self._budget.allows(steps * runs):
+            return None
+        return f"{self._budget} was spent" if self.out_of_time else f"{self._budget} does not allow {steps * runs} more"
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the budget is spent."""
+        return self._budget is not None and self._budget.spent
+
+    def not_tried(self) -> list[str]:
+        """What was not tried because of the budget, in words."""
+        return [f"not tried: {', '.join(changes)}: {reason}" for reason, changes in self._not_tried.items()]
 
     # ---- controls
 
@@ -243,7 +269,7 @@ class Laboratory:
         failed = self._case.failure
         if what not in self._left_out:
             self._left_out[what] = False
-            if failed.repeatable and failed.crew is None and not self.control("step"):
+            if failed.repeatable and failed.crew is None and not self.out_of_time and not self.control("step"):
                 with contextlib.suppress(Exception):  # a changed value may take another branch of the code
                     none, one = (loss_with(failed, value, origins) for value in (0.0, 1.0))
                     self._left_out[what] = none == one and math.isfinite(one)
@@ -274,7 +300,8 @@ class Laboratory:
                 result = run_step(self._case, around=replacement)
                 if not replacement.hits:
                     raise LookupError("the call was not found at its line")
-                further = None if result.finite or len(sources) == _MOST_LINES else self._next_line(sources, family)
+                enough = result.finite or len(sources) == _MOST_LINES or self.out_of_time
+                further = None if enough else self._next_line(sources, family)
                 if further is None:
                     break
                 sources.append(further)
@@ -318,6 +345,8 @@ class Laboratory:
             """What the last run gave that could be made: weights of half precision do not take what is float32."""
             result: Rerun | None = None
             for modules, count in itertools.product((False, True), range(1, len(lines) + 1)):
+                if result is not None and self.out_of_time:
+                    break
                 wide = WideLines(lines[:count], modules=modules)
                 with contextlib.suppress(RuntimeError):
                     result = run_step(self._case, around=wide)
@@ -497,7 +526,7 @@ class Laboratory:
 
     def weights_diverged(self) -> bool | None:
         """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known."""
-        if self._drift is None:
+        if self._drift is None and not self.out_of_time:
             self._drift = drift(self._case)
         return None if self._drift is None else self._drift >= _DIVERGED
 

@@ -6,7 +6,8 @@ steps are therefore traced while the user's own code runs. The next failure then
 of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins with the
 model's call and ends with the backward pass: what the loop computes before the call is not seen, and no trace is left
 running when the loop ends. It costs about a fifth of a step of usual size, and more on a tiny one; so it ends with the
-next incident, or after `Diagnosis.armed_steps` steps. A healthy run is never traced.
+next incident, after `Diagnosis.armed_steps` steps, or when it has cost as much as a diagnosis may take: in a network of
+many small operations a traced step takes ten times as long. A healthy run is never traced.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.members import Members
 from nantrap.incident import Incident
+from nantrap.locate.budget import Budget
 from nantrap.locate.replay.replay import compiled_frames
 from nantrap.locate.torch_private import drop_last_mode, leave_mode, modes_running
 from nantrap.locate.trace import Registered, Trace
@@ -106,6 +108,8 @@ class Armed:
         self._possible = alone and policy.diagnosis.armed != "off" and policy.diagnose != "off"
         self._always = policy.diagnosis.armed == "always"
         self._left = 0
+        self._clock = policy.diagnosis.clock
+        self._started = self._usual = self._to_spend = 0.0
         self._running: LiveTrace | None = None
         self.last: Trace | None = None
         self.on = self._possible and self._always
@@ -116,19 +120,27 @@ class Armed:
         """Whether a trace is running now."""
         return self._running is not None
 
-    def consider(self, incident: Incident, *, repeatable: bool) -> str:
-        """After an incident: arm, or disarm. Returns the message for the user."""
+    def consider(self, incident: Incident, budget: Budget, *, repeatable: bool) -> str:
+        """After an incident: arm, or disarm. Returns the message for the user.
+
+        Args:
+            incident: what happened.
+            budget: of its diagnosis; the traced steps may cost as much again.
+            repeatable: whether the step can be run again.
+        """
         if self._always or not self._possible:
             return ""
         proven = bool(incident.causes) and incident.causes[0].proven
         armed_before = self.on
         self.on = not (proven or repeatable or armed_before or incident.same_as is not None)
         self._left = self._steps if self.on else 0
+        self._usual, self._to_spend = budget.step, budget.seconds
         if not self.on:
             return ""
         return (
-            f"armed: the next {self._steps} steps are traced while they run (each takes about 1.2 times as long, more "
-            "with a tiny model), so that the next failure is recorded with its line and its values"
+            f"armed: the next {self._steps} steps are traced while they run, until that has cost "
+            f"{self._to_spend:.0f} s (each takes about 1.2 times as long, more with a tiny model), so that the next "
+            "failure is recorded with its line and its values"
             + ("; Policy(diagnosis=Diagnosis(armed='off')) turns it off" if self._has_policy else "")
         )
 
@@ -156,6 +168,7 @@ class Armed:
         root = self._members.root
         registered = Registered(dict(self._members.known()), dict(root.named_buffers()))
         self.last = None
+        self._started = self._clock()
         self._running = LiveTrace(root, registered)
         self._running.__enter__()
 
@@ -166,4 +179,6 @@ class Armed:
             if not trace.end():
                 _unfinished.append(trace)
             self.last = trace
+            self._to_spend -= max(0.0, self._clock() - self._started - self._usual)
+            self.on = self._always or (self.on and self._to_spend > 0)
         return trace

@@ -79,7 +79,7 @@ def rank_divergence(session: Session, checksums: tuple[float, ...]) -> Diagnosed
         run=RunFacts(session.recorder.history(), checksums=checksums),
     )
     case = Case(failure, Location(phase="state"), incident)
-    return Diagnosed(with_explanation(incident, explain_case(case, seconds=0.0)))
+    return Diagnosed(with_explanation(incident, explain_case(case)))
 
 
 def dropped_terms(session: Session, window: Window, loss: float, terms: dict[str, float]) -> Diagnosed:

@@ -5,8 +5,9 @@ What people set stands in `Policy` itself; what is set now and then, in groups: 
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -80,24 +81,29 @@ class Diagnosis:
     """How much time a diagnosis may take.
 
     Attributes:
-        seconds: a diagnosis ends after about this many seconds, with what it has by then.
+        seconds: a diagnosis ends after about this many seconds, with what it has by then. What was not tried is said.
+        steps: the same in steps of the run; it has twenty seconds in any case, as far as `seconds` allows them. Where
+            diagnoses have taken longer than `seconds` and than a quarter of the run, no further step is run again.
         repeats: how often incidents that look the same are diagnosed; later ones are counted and refer back.
         armed: in the two-line form and under `nantrap run`, steps are traced while they run, so that a failure comes
             with its operands and with the lines of the loss function: `after` an incident whose cause was not proven,
             `always` (about 1.2 times a step of usual size), or `off`.
         armed_steps: the most steps that are traced after an incident.
+        clock: what measures the time of a diagnosis, in seconds.
     """
 
     seconds: float = 60.0
-    repeats: int = 3
+    steps: float = 20.0
+    repeats: int = 1
     armed: Literal["after", "always", "off"] = "after"
     armed_steps: int = 100
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, by the name of the field."""
         _check_choices(self, armed=("after", "always", "off"))
         _check_numbers(self, armed_steps=1, repeats=1)
-        _check_numbers(self, whole=False, seconds=0)
+        _check_numbers(self, whole=False, seconds=0, steps=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

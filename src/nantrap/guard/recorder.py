@@ -206,7 +206,7 @@ class Recorder:
             step, milliseconds = launched
         if not self._first_rates:
             self._first_rates = rates
-        self._records.append(StepRecord(step, loss, norm, rates, applied, scale))
+        self._records.append(StepRecord(step, loss, norm, rates, applied, scale, now))
         if self._journal is not None or self._listeners:
             line: dict[str, Any] = {
                 "step": step,

@@ -15,7 +15,7 @@ from nantrap import finite
 from nantrap.guard.armed import Armed
 from nantrap.guard.ladder import Ladder
 from nantrap.guard.messages import summary_text
-from nantrap.guard.policy import Policy
+from nantrap.guard.policy import Diagnosis, Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
@@ -99,6 +99,12 @@ class Setup:
     schedules: Callable[[], Sequence[Any]] = tuple
 
 
+_ALWAYS = 60.0
+"""Seconds that the diagnoses of a run have together, however short it is."""
+_MOST_OF_A_RUN = 0.25
+"""The part of a run's time that its diagnoses may take beyond that: a sick run goes on."""
+
+
 @dataclass(slots=True)
 class Earlier:
     """What the diagnoses of a run leave for later ones, so that a run with many failures stays fast.
@@ -107,11 +113,23 @@ class Earlier:
         counts: how often an incident looked like this, by its signature.
         incidents: those that were diagnosed, by signature.
         poisoned_at: the step since which the weights are non-finite, where a policy only observes.
+        began: when the run began, by the clock of its policy.
+        took: the seconds that all diagnoses took together.
     """
+
+    began: float
 
     counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     incidents: dict[tuple[str, ...], list[Incident]] = field(default_factory=dict)
     poisoned_at: int | None = None
+    took: float = 0.0
+
+    def too_long(self, limits: Diagnosis) -> str:
+        """In words, that diagnoses have taken too much of the run; empty if they have not."""
+        elapsed = limits.clock() - self.began
+        if self.took <= max(limits.seconds, _ALWAYS) or self.took <= _MOST_OF_A_RUN * elapsed:
+            return ""
+        return f"not run again: diagnoses have taken {self.took:,.0f} s of the {elapsed:,.0f} s of this run"
 
     def remember(self, signature: tuple[str, ...], incident: Incident) -> None:
         """Keep a diagnosed incident for those that look like it."""
@@ -150,7 +168,7 @@ class Session:
         policy = setup.policy
         self.setup = setup
         self.policy = policy
-        self.earlier = Earlier()
+        self.earlier = Earlier(policy.diagnosis.clock())
         self.progress = Progress()
         self.protected = Protected(
             model,

@@ -382,6 +382,7 @@ def without_printed_warnings(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function from inside of torch, with gradients as they are outside."""
         found: list[R] = []
         enabled = torch.is_grad_enabled()
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from nantrap.locate.batch import may_be_listed_image, tensors_of
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure, without_printed_warnings
 from nantrap.locate.location import Location, evidence_location, location_of, owner_of
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
@@ -37,8 +38,13 @@ _LONGEST_ERROR = 200
 
 
 @without_printed_warnings
-def locate(failed: Failure, *, seconds: float = 60.0) -> tuple[Failure, Location]:
+def locate(failed: Failure, *, budget: Budget | None = None, samples: bool = True) -> tuple[Failure, Location]:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`.
+
+    Args:
+        failed: the step that failed.
+        budget: how long this may take; the step itself is run again in any case.
+        samples: whether the guilty samples are searched, too.
 
     Returns:
         The step as it is known afterwards, and where it began. Where a way was found to run a step again that had
@@ -46,7 +52,7 @@ def locate(failed: Failure, *, seconds: float = 60.0) -> tuple[Failure, Location
     """
     try:
         with probes_kept():
-            known, location = _locate(failed, seconds)
+            known, location = _locate(failed, budget or Budget(), samples=samples)
             return known, _with_entries(location, failed)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -80,7 +86,7 @@ def _with_entries(location: Location, failed: Failure) -> Location:
     return replace(location, findings=tuple(findings))
 
 
-def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
+def _locate(failed: Failure, budget: Budget, *, samples: bool) -> tuple[Failure, Location]:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return _repeatable(failed), location_of(replay_update(failed), fallback="optimizer")
@@ -90,7 +96,7 @@ def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
         known = _repeatable(failed)
         return known, _from_norm(known)
     if not failed.repeatable:
-        found = _from_source(failed, seconds) or _from_tape(failed)
+        found = _from_source(failed, budget, samples=samples) or _from_tape(failed)
         return found or (failed, locate_without_function(failed))
     if _is_used_up(failed.batch):
         note = "the batch is an iterator and used up, so the step cannot be run again; pass what it yields instead"
@@ -98,7 +104,15 @@ def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
             return failed, evidence_location(failed.evidence, failed).noting(note)
         return failed, Location(phase=failed.symptom, notes=(note,))
     clear_probes()
-    return failed, _from_replay(failed, replay_step(failed), seconds)
+    return failed, _from_replay(failed, _replayed(failed, budget), budget, samples=samples)
+
+
+def _replayed(failed: Failure, budget: Budget) -> Replay:
+    """The step again under a trace, which shows how long it takes where that is not known."""
+    before = budget.took
+    replay = replay_step(failed)
+    budget.learn(budget.took - before)
+    return replay
 
 
 def _repeatable(failed: Failure) -> Failure:
@@ -117,7 +131,7 @@ def _from_norm(failed: Failure) -> Location:
     return location
 
 
-def _from_replay(failed: Failure, replay: Replay, seconds: float) -> Location:
+def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bool) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
     unwritten = unwritten_memory(failed, replay)
     if unwritten is not None:
@@ -136,27 +150,27 @@ def _from_replay(failed: Failure, replay: Replay, seconds: float) -> Location:
         location = location.noting(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
     location = replace(location, notes=(*location.notes, *changed), probes=read_probes())
     clear_probes()
-    samples = find_samples(failed, seconds=seconds / 3) if replay.failed else location.samples
-    if location.phase == "data" and not samples.guilty:
-        guilty = sorted({i for found in location.findings for i in found.samples})
-        samples = replace(samples, guilty=tuple(guilty), note="")
-    return replace(location, samples=samples).noting(*([samples.note] if samples.note else []))
+    found = find_samples(failed, budget=budget.part(1 / 3)) if replay.failed and samples else location.samples
+    if location.phase == "data" and not found.guilty:
+        guilty = sorted({i for finding in location.findings for i in finding.samples})
+        found = replace(found, guilty=tuple(guilty), note="")
+    return replace(location, samples=found).noting(*([found.note] if found.note else []))
 
 
-def _from_source(failed: Failure, seconds: float) -> tuple[Failure, Location] | None:
+def _from_source(failed: Failure, budget: Budget, *, samples: bool) -> tuple[Failure, Location] | None:
     """The loss computed again from its own source lines; `None` if that cannot be done, or does not fail as it did."""
-    again = compute_again(failed)
+    again = compute_again(failed, budget)
     if again is None:
         return None
     known = failed.repeated_by(again.forward, again.batch, again.rng)
     probes = read_probes()
     clear_probes()
-    replay = replay_step(known)
+    replay = _replayed(known, budget)
     if not (replay.failed and replay.alike and replay.error is None) and unwritten_memory(known, replay) is None:
         return None
     if not replay.exact:  # gradients of several micro-batches were added up: the values cannot be compared
         replay = replace(replay, exact=None, differences=())
-    location = _from_replay(known, replay, seconds)
+    location = _from_replay(known, replay, budget, samples=samples)
     location = replace(location, probes=location.probes or probes)
     if again.lines is None:
         return known, location.noting("the loss was computed again by the model, which computes it itself")

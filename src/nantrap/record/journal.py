@@ -7,9 +7,12 @@ full disk stops the journal with one warning, never the training.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import re
+import statistics
 import sys
 import time
 import warnings
@@ -267,6 +270,8 @@ class StepRecord(NamedTuple):
     lr: tuple[float, ...]
     applied: bool
     scale: float | None = None
+    ended: float = math.nan
+    """When, by `time.perf_counter`; NaN of a step of another process."""
 
 
 class History:
@@ -291,3 +296,9 @@ class History:
     def applied(self) -> list[StepRecord]:
         """The steps that moved the weights."""
         return [record for record in self._records if record.applied]
+
+    def step_seconds(self) -> float:
+        """How long a step usually takes, from the end of one to the end of the next; 0 if that is not known."""
+        pairs = itertools.pairwise(self._records)
+        took = [after.ended - before.ended for before, after in pairs if after.applied and after.ended > before.ended]
+        return statistics.median(took) if took else 0.0

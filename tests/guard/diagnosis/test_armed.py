@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_the_second_failure_is_reported_in_full() -> None:
     assert second.causes[0].fix is not None
     assert second.causes[0].fix.verified
     assert not any(note.startswith("armed: the next") for note in second.notes)
+
+
+def test_tracing_ends_when_it_has_cost_as_much_as_a_diagnosis() -> None:
+    """By a clock that goes on by a second whenever it is read: a traced step takes one, and ten are to be spent."""
+    seconds = itertools.count()
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(seconds=10.0, clock=lambda: float(next(seconds))))
+    (first, second), _ = train(policy, steps=30, bad=(1, 28))
+    assert any("traced while they run, until that has cost 10 s" in note for note in first.notes)
+    assert second.op != "aten.reciprocal", "its step was not traced any more"
+    (first, second), _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(clock=lambda: 0.0)), steps=30, bad=(1, 28))
+    assert second.op == "aten.reciprocal"
 
 
 def distilled(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

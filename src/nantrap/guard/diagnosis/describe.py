@@ -20,6 +20,7 @@ from nantrap.guard.watching.ranges import inputs_of, outside_in_words
 from nantrap.guard.window import Micro
 from nantrap.incident import Action, Cause, Evidence, Fix, Incident, Phase
 from nantrap.locate import Failure, Location, RunFacts
+from nantrap.locate.budget import Budget
 from nantrap.locate.twoline.terms import terms_of
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
@@ -120,6 +121,12 @@ def failure_of(session: Session, observation: Observation) -> Failure:
         averaged=session.ranks.together and session.ranks.replicated,
         run=run_facts(session),
     )
+
+
+def budget_of(session: Session) -> Budget:
+    """How long the diagnosis of a failure may take, beginning now."""
+    limits, step = session.policy.diagnosis, session.recorder.history().step_seconds()
+    return Budget(limits.seconds, steps=limits.steps, step=step, clock=limits.clock)
 
 
 def run_facts(session: Session) -> RunFacts:

@@ -26,6 +26,7 @@ from nantrap.guard.diagnosis.describe import (
     MAY_DIFFER,
     at_position_of,
     began_elsewhere,
+    budget_of,
     failure_of,
     incident_of,
     like_known,
@@ -44,6 +45,8 @@ from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import Failure, Location, locate
+from nantrap.locate.budget import Budget
+from nantrap.locate.replay.samples import find_samples
 
 _NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
 _KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
@@ -71,12 +74,15 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
     if observation.spike and observation.phase == "data":
         seen = seen.with_incident(with_unusual_batch(seen.incident))
     here = session.ranks.rank in observation.verdict.bad_ranks
+    clock = session.policy.diagnosis.clock
+    began = clock()
     with session.protected.ledger.uncounted(), session.protected.apart_from_others():
         found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
         if observation.agreed and session.ranks.talking:
             diagnosed = settle_with_ranks(session, observation, found)
         else:
             diagnosed = settle_alone(session, observation, found, here=here)
+    session.earlier.took += clock() - began
     session.recorder.end_diagnosis()
     return diagnosed
 
@@ -120,10 +126,12 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
     known = without_a_replay(session, observation, seen)
     if known is not None:
         return Explored(known)
-    policy, earlier, alone = session.policy, session.earlier, session.alone
+    earlier, alone, budget = session.earlier, session.alone, budget_of(session)
+    if words := earlier.too_long(session.policy.diagnosis):
+        return Explored(seen.noting(words))
     signature = signature_of(seen.incident)
     earlier.counts[signature] += 1
-    repeated = earlier.counts[signature] > policy.diagnosis.repeats and not observation.verdict.contested
+    repeated = earlier.counts[signature] > session.policy.diagnosis.repeats and not observation.verdict.contested
     if not alone.possible:
         if repeated and (before := earlier.incidents.get(signature)):
             return Explored(seen.with_incident(not_compared(seen.incident, before[0])))
@@ -132,22 +140,22 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
     diagnosed, wants_others = seen, False
     try:
         failure = failure_of(session, observation)
-        if repeated and (twin := find_twin(session, failure, seen.incident, earlier.incidents.get(signature, ()))):
-            words = f"looks like the incident of step {twin.step:,} (same place, same evidence): no trials were run"
-            return Explored(seen.with_incident(like_known(seen.incident, twin, words)))
-        failure, location = locate(failure, seconds=policy.diagnosis.seconds)
+        before = earlier.incidents.get(signature, []) if repeated else []
+        if twin := find_twin(session, failure, seen.incident, before, budget):
+            return Explored(seen.with_incident(like_twin(session, observation, seen.incident, twin, budget)))
+        failure, location = locate(failure, budget=budget)
         if observation.micros:
-            began = among_micros(session, Began(observation, failure, location, seen))
+            began = among_micros(session, Began(observation, failure, location, seen), budget)
             observation, failure, location, diagnosed = began
         diagnosed = placed(session, observation, location, diagnosed)
-        diagnosed, wants_others = explained(session, failure, location, diagnosed)
+        diagnosed, wants_others = explained(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
     except Exception as error:  # a diagnosis is worth less than the run
         return Explored(_failed(diagnosed, error))
     if alone.met_collective:  # the loss gathers something from all ranks
         return Explored(replace(diagnosed, incident=seen.incident, material=None, notes=()), needs_all=True)
     earlier.remember(signature, diagnosed.incident)
-    if words := session.armed.consider(diagnosed.incident, repeatable=failure.repeatable):
+    if words := session.armed.consider(diagnosed.incident, budget, repeatable=failure.repeatable):
         notes = (*diagnosed.incident.notes, words)
         diagnosed = diagnosed.with_incident(replace(diagnosed.incident, notes=notes))
     if session.setup.neighbours is not None:
@@ -191,15 +199,14 @@ class Began(NamedTuple):
     diagnosed: Diagnosed
 
 
-def among_micros(session: Session, began: Began) -> Began:
+def among_micros(session: Session, began: Began, budget: Budget) -> Began:
     """Of several micro-batches whose gradients were added up, the one in which it began, by running each again."""
     observation, location = began.observation, began.location
     micros = observation.micros
     for micro in [observation.micro, *(m for m in micros if m is not observation.micro)]:
         if micro is not observation.micro:
             own = replace(observation, micro=micro, values=micro.values or [])
-            seconds = session.policy.diagnosis.seconds / len(micros)
-            failure, location = locate(failure_of(session, own), seconds=seconds)
+            failure, location = locate(failure_of(session, own), budget=budget.part(1 / len(micros)))
             if location.op is None:
                 continue
             began = Began(own, failure, location, began.diagnosed)
@@ -211,7 +218,16 @@ def among_micros(session: Session, began: Began) -> Began:
     return began
 
 
-def find_twin(session: Session, failure: Failure, incident: Incident, known: Sequence[Incident]) -> Incident | None:
+class Twin(NamedTuple):
+    """An earlier incident, and the present failure that looks like it."""
+
+    incident: Incident
+    failure: Failure
+
+
+def find_twin(
+    session: Session, failure: Failure, incident: Incident, known: Sequence[Incident], budget: Budget
+) -> Twin | None:
     """The earlier incident that this one looks like, if there is one.
 
     The step is run once more to see where it began: phase, module, operation and rank must be the same, and what
@@ -219,16 +235,28 @@ def find_twin(session: Session, failure: Failure, incident: Incident, known: Seq
     """
     if not known:
         return None
-    failure, location = locate(failure, seconds=0.0)
+    failure, location = locate(failure, budget=budget, samples=False)
     place = (location.phase, location.module, location.op, location.node, incident.rank)
     here = [k for k in known if (k.phase, k.module, k.op, k.node, k.rank) == place]
     if not here or session.policy.diagnose != "full":
-        return here[0] if here else None
+        return Twin(here[0], failure) if here else None
     from nantrap.causes import Case, explain_case  # the rules are many: imported by the first failure
 
     case = Case(failure, location, with_location(incident, location))
-    slugs = {cause.slug for cause in explain_case(case, seconds=0.0).causes} or {""}
-    return next((k for k in here if (k.cause.slug if k.cause is not None else "") in slugs), None)
+    slugs = {cause.slug for cause in explain_case(case).causes} or {""}
+    twins = (k for k in here if (k.cause.slug if k.cause is not None else "") in slugs)
+    return next((Twin(twin, failure) for twin in twins), None)
+
+
+def like_twin(session: Session, observation: Observation, seen: Incident, twin: Twin, budget: Budget) -> Incident:
+    """An incident like an earlier one. Its samples are searched where the list of bad samples can name them."""
+    before = twin.incident
+    words = f"looks like the incident of step {before.step:,} (same place, same evidence): no trials were run"
+    incident = like_known(seen, before, words)
+    if before.dataset_indices:
+        found = find_samples(twin.failure, budget=budget.part(1 / 3))
+        incident = replace(incident, samples=found.guilty, dataset_indices=found.dataset_indices)
+    return with_run_facts(session, incident, observation)
 
 
 def placed(session: Session, observation: Observation, location: Location, diagnosed: Diagnosed) -> Diagnosed:
@@ -238,17 +266,18 @@ def placed(session: Session, observation: Observation, location: Location, diagn
     return replace(diagnosed, incident=incident, worth_a_bundle=True, avoidable=avoidable)
 
 
-def explained(session: Session, failure: Failure, location: Location, diagnosed: Diagnosed) -> tuple[Diagnosed, bool]:
+def explained(
+    session: Session, failure: Failure, location: Location, diagnosed: Diagnosed, budget: Budget
+) -> tuple[Diagnosed, bool]:
     """The incident with its causes, and whether other ranks could try more."""
     if session.policy.diagnose != "full":
         return diagnosed, False
     from nantrap.causes import Case, explain_case, repeated_magnitudes  # many rules: imported by the first failure
 
-    seconds = session.policy.diagnosis.seconds
     case = Case(failure, location, diagnosed.incident)
-    explanation = explain_case(case, seconds=seconds)
+    explanation = explain_case(case, budget=budget)
     incident = with_explanation(diagnosed.incident, explanation)
-    if (repeated := repeated_magnitudes(case, seconds=seconds / 10)) is not None:
+    if (repeated := repeated_magnitudes(case, budget=budget.part(1 / 4))) is not None:
         incident = replace(incident, magnitudes=(repeated, *incident.magnitudes))
     incident = replace(incident, notes=(*case.notes, *incident.notes))
     return diagnosed.with_incident(incident), explanation.wants_others
@@ -281,7 +310,8 @@ def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diag
     diagnosed = Diagnosed(incident_of(session, observation))
     failure = failure_of(session, observation)
     try:
-        failure, location = locate(failure, seconds=session.policy.diagnosis.seconds)
+        budget = budget_of(session)
+        failure, location = locate(failure, budget=budget)
     except Exception:  # a failing diagnosis must not hide the exception itself
         return None
     if location.op is None and location.phase not in ("data", "state"):
@@ -289,7 +319,7 @@ def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diag
     session.recorder.begin_incident(diagnosed.incident)
     try:
         diagnosed = placed(session, observation, location, diagnosed)
-        diagnosed, _ = explained(session, failure, location, diagnosed)
+        diagnosed, _ = explained(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
     except Exception as trouble:
         diagnosed = diagnosed.noting(f"the diagnosis failed with {type(trouble).__name__}: {trouble}")

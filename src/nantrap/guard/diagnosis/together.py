@@ -27,6 +27,7 @@ from nantrap.errors import RankLostError
 from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import (
     began_elsewhere,
+    budget_of,
     failure_of,
     incident_of,
     with_explanation,
@@ -342,14 +343,14 @@ def _lead(
     own = replace(failure, quiet=alone.running, crew=leader)
     try:
         with alone.reading():
-            seconds = session.policy.diagnosis.seconds
-            location = replace(location, samples=find_samples(own, seconds=seconds / 3))
+            budget = budget_of(session)
+            location = replace(location, samples=find_samples(own, budget=budget.part(1 / 3)))
             if location.samples.note:
                 location = location.noting(location.samples.note)
             words = incident.notes
             incident = _placed(session, observation, location)
             incident = replace(incident, notes=tuple(dict.fromkeys((*incident.notes, *words))))
-            return with_explanation(incident, explain_case(Case(own, location, incident), seconds=seconds))
+            return with_explanation(incident, explain_case(Case(own, location, incident), budget=budget))
     except RankLostError:
         raise
     except Exception as error:  # a diagnosis is worth less than the run
@@ -371,14 +372,14 @@ def _laboratory(session: Session, failure: Failure, incident: Incident) -> Labor
     from nantrap.causes.trials import Laboratory
 
     case = Case(failure, Location(phase=failure.symptom), incident)
-    return Laboratory(case, seconds=session.policy.diagnosis.seconds)
+    return Laboratory(case, budget=budget_of(session))
 
 
 def _read_only(failure: Failure, location: Location, incident: Incident) -> Incident:
     """No trials: the rules read what was recorded."""
     from nantrap.causes import Case, explain_case
 
-    found = explain_case(Case(replace(failure, forward=None), location, incident), seconds=0.0)
+    found = explain_case(Case(replace(failure, forward=None), location, incident))
     return replace(incident, causes=tuple(cause for cause in found.causes if cause.slug != "unknown"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import batch_size, select, tensors_of
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure
 
 _INDEX_NAMES = frozenset(
@@ -53,8 +53,8 @@ _FIRST_FOUND = 8
 """So many guilty samples in a row, and no part that is finite: then samples from the rest of the batch are tried."""
 
 
-def find_samples(failed: Failure, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
-    """Bisect the batch. Stops after `seconds` or `max_runs` and returns what it knows by then."""
+def find_samples(failed: Failure, *, budget: Budget, max_runs: int = 64) -> Samples:
+    """Bisect the batch. Stops when the budget is spent, or after `max_runs`, and returns what it knows by then."""
     if not failed.repeatable:
         return Samples(note="the guilty sample cannot be found in the two-line form; use guard.attempt")
     size = batch_size(failed.batch)
@@ -63,7 +63,7 @@ def find_samples(failed: Failure, *, seconds: float = 20.0, max_runs: int = 64) 
     if size == 1:
         indices = dataset_indices(failed.batch, (0,), 1)
         return Samples((0,), 1, note="the batch holds a single sample", dataset_indices=indices)
-    search = _Search(failed, size, deadline=time.monotonic() + seconds, max_runs=max_runs)
+    search = _Search(failed, size, budget=budget, max_runs=max_runs)
     everything = list(range(size))
     note = ""
     try:
@@ -156,10 +156,10 @@ _SCALED = 8.0
 
 
 class _Search:
-    def __init__(self, failed: Failure, size: int, *, deadline: float, max_runs: int) -> None:
+    def __init__(self, failed: Failure, size: int, *, budget: Budget, max_runs: int) -> None:
         self.failed = failed
         self.size = size
-        self.deadline = deadline
+        self.budget = budget
         self.max_runs = max_runs
         self.runs = 0
         self.found: list[int] = []
@@ -180,7 +180,7 @@ class _Search:
             return None
 
     def fails(self, samples: Sequence[int]) -> bool:
-        if self.runs >= self.max_runs or time.monotonic() > self.deadline:
+        if self.runs >= self.max_runs or self.budget.spent:
             raise _Enough
         failing = bool(self.try_fails(samples))
         self.innocent |= not failing
@@ -213,7 +213,7 @@ class _Search:
         found = []
         for sample in guilty:
             others = set(guilty) - {sample}
-            if self.runs >= 2 * self.max_runs or time.monotonic() > self.deadline:
+            if self.runs >= 2 * self.max_runs or self.budget.spent:
                 return guilty
             if self.try_fails([good if i in others else i for i in range(self.size)]) is not False:
                 found.append(sample)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import autocast_like, eagerly
 from nantrap.locate.replay.rng import RngState
@@ -62,8 +63,13 @@ class Again:
     lines: tuple[str, int, int] | None
 
 
-def compute_again(failed: Failure) -> Again | None:
-    """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises."""
+def compute_again(failed: Failure, budget: Budget | None = None) -> Again | None:
+    """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises.
+
+    Args:
+        failed: the step that failed.
+        budget: how long the search may take; one way is tried in any case.
+    """
     call = failed.root_call
     if failed.loss is None or failed.loss.grad_fn is None or (call is not None and call.passed):
         return None
@@ -71,6 +77,7 @@ def compute_again(failed: Failure) -> Again | None:
     if (by_framework := _by_framework(failed, calls)) is not None:
         return by_framework
     without_batch: Again | None = None
+    tried = 0
     for frame in near_callers(_MOST_FRAMES):
         for statements, expression in _candidates(frame, failed.loss):
             for follows_all in (True, False):
@@ -79,6 +86,9 @@ def compute_again(failed: Failure) -> Again | None:
                     if without_batch is not None and not part.batch_names:
                         continue
                     for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
+                        tried += 1
+                        if tried > 1 and budget is not None and budget.spent:
+                            return without_batch
                         again = _verified(_Rerun(part, failed, calls, ambient, begin))
                         if again is not None and part.batch_names:
                             return again
