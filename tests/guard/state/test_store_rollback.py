@@ -187,6 +187,19 @@ def test_a_second_rollback_lowers_the_learning_rate_further_from_whatever_state(
         assert run.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("rollback", "steps"), [(Rollback(), [24, 0]), (Rollback(anchor_every=4), [28, 24])])
+def test_a_rollback_loses_few_steps_and_the_next_one_goes_further_back(rollback: Rollback, steps: list[int]) -> None:
+    run = make_run(data=batches(32))
+    guard = run.guard(policy=Policy(rollback=rollback, max_rollbacks=5, **QUICK))
+    before = {}
+    for number, batch in enumerate(run.batches[:30]):
+        before[number] = [parameter.detach().clone() for parameter in run.model.parameters()]
+        assert guard.attempt(run.forward, batch).applied
+    for step in steps:
+        assert guard.attempt(run.forward, poison(run.batches[30])).action is Action.ROLLBACK
+        assert all(torch.equal(*pair) for pair in zip(run.model.parameters(), before[step], strict=True))
+
+
 @pytest.mark.parametrize("choice", ["restore", "continue"])
 def test_the_random_streams_are_restored_too_unless_configured_otherwise(choice: Any) -> None:
     run = make_run()

@@ -3,7 +3,8 @@
 An anchor covers parameters, optimizer state, buffers, the averaged weights, scheduler and scaler; one that was not
 finite to begin with (weights loaded from a bad checkpoint) cannot be restored. The attempts made since then are kept by
 reference (the function, the batch, the random streams), so that a trial can run the same steps again with another
-learning rate. Large models keep one anchor, small ones two, so that there is always an older one.
+learning rate. Large models keep one anchor, small ones two, so that there is always an older one, and a near one that
+is taken more often: a rollback to it loses few steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from nantrap.locate import RngState
 
 _TWO_BELOW_BYTES = 64 * 2**20
 _BATCH_BYTES = 64 * 2**20
+_NEAR_STEPS = 8
+"""How often the near anchor is taken: a copy of a small state costs about 1 % of a step."""
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ class Anchors:
         protected: the state of the run.
         scaling: the loss scale.
         ema: an average of the weights, as the user gave it.
-        every: number of steps between two anchors; 0 for none.
+        every: number of steps between two anchors of the ring; 0 for none.
         limit_bytes: no anchor is kept when it would take more memory than this.
     """
 
@@ -114,6 +117,8 @@ class Anchors:
         self._every = every
         self._limit_bytes = limit_bytes
         self._ring: deque[Anchor] = deque()
+        self._near: Anchor | None = None
+        self._ring_due = 0
         self.attempts: deque[Attempt] = deque()
         self._attempt_bytes = 0
         self.due: float = 0 if every else math.inf
@@ -129,9 +134,16 @@ class Anchors:
 
     def begin_step(self, step: int) -> None:
         """Before a step: take an anchor when one is due."""
-        if self._every and step >= self.due:
-            self.due = step + self._every
+        if not self._every or step < self.due:
+            return
+        if step >= self._ring_due:
+            self._ring_due = step + self._every
             self._take(step)
+        elif self._near is None:
+            self._near = self.capture(step)
+        else:
+            self._fill(self._near, step)
+        self.due = min(self._ring_due, step + _NEAR_STEPS) if self._size > 1 else self._ring_due
 
     def remember(self, attempt: Attempt) -> None:
         """Keep a step that can be run again, as long as the memory for batches allows it."""
@@ -144,7 +156,8 @@ class Anchors:
 
     def candidates(self) -> list[Anchor]:
         """The anchors to which the run can be restored, newest first."""
-        return [anchor for anchor in reversed(self._ring) if anchor.usable()]
+        near = [] if self._near is None or self._near.step < self._ring[-1].step else [self._near]
+        return [anchor for anchor in (*near, *reversed(self._ring)) if anchor.usable()]
 
     def restore(self, anchor: Anchor) -> None:
         """Put the whole state back to the anchor."""
@@ -165,14 +178,17 @@ class Anchors:
     def forget_after(self, step: int, *, now: int = 0) -> None:
         """After a rollback: drop later anchors and attempts, which belong to the part of the run that was undone.
 
-        The next anchor is not due immediately: it would hold the state that was just restored.
+        The next anchor is not due immediately: it would hold the state that was just restored. Nor is a near one: a run
+        that diverges again soon is to go back to an older state.
         """
+        if self._near is not None and self._near.step > step:
+            self._near = None
         while self._ring and self._ring[-1].step > step:
             self._ring.pop()
         self.attempts.clear()
         self._attempt_bytes = 0
         if self._every:
-            self.due = now + self._every if now else 0
+            self.due = self._ring_due = now + self._every if now else 0
 
     def _take(self, step: int) -> None:
         """Copy the whole state, into the memory of the oldest anchor where there are enough of them."""
