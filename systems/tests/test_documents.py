@@ -161,6 +161,7 @@ def test_the_command_of_the_document(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ", loss=" in err
     assert ", lr=" in err
     assert "after epoch 2: alpha_pre 0.0" in err
+    assert err.startswith("precision: weights in float32\n")
     rows = read_log(tmp_path)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert all(row["loss"] > 0 and row["lr"] <= 1e-4 for row in rows)
@@ -304,7 +305,7 @@ def test_the_tenth_milestone_is_there_after_fourteen_saves(tmp_path: Path, capsy
         assert main(system, again) == 0
         assert "resumed after step 10" in capsys.readouterr().err
     log = (tmp_path / "all" / "latest.log").read_text()
-    assert "precision: amp off, fp16 off, accelerate.yaml says bf16: float32\n" in log
+    assert "precision: amp off, fp16 off, accelerate.yaml says bf16: weights in float32\n" in log
     assert "resumed after step 10" in log
     assert main(system, [*radiodiff_options(tmp_path / "none"), "--keep=0"]) == 2
 

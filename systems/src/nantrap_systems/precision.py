@@ -19,6 +19,16 @@ def precision(name: str, *, setting: str = "training.mixed_precision") -> torch.
     return _PRECISIONS[name]
 
 
+def precision_in_words(dtype: torch.dtype | None, weights: torch.dtype = torch.float32) -> str:
+    """The line that a script prints before it trains."""
+    compute = f"autocast in {_word(dtype)}, " if dtype is not None else ""
+    return f"precision: {compute}weights in {_word(weights)}"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
     """Autocast on the CPU, or nothing."""
     return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()

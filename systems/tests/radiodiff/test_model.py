@@ -224,7 +224,7 @@ def test_the_two_files_of_the_project(tmp_path: Path) -> None:
     file.write_text("debug: false\ndowncast_bf16: 'no'\nmixed_precision: no\ngpu_ids: 1,2\n")
     changes = {**SMALL, "trainer.amp": True, "accelerate_config": str(file)}
     run = SYSTEM.run(changes=changes)
-    assert run.facts == ("precision: amp on, fp16 off, accelerate.yaml says no: float32",)
+    assert run.facts == ("precision: amp on, fp16 off, accelerate.yaml says no: weights in float32",)
     file.write_text("mixed_precision: fp8\n")
     with pytest.raises(UsageError, match=r"accelerate.yaml: mixed_precision is 'fp8': choose no, bf16, fp16"):
         SYSTEM.run(changes=changes)

@@ -35,6 +35,7 @@ from nantrap_systems.latentdlm.loss import (
 )
 from nantrap_systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule
 from nantrap_systems.latentdlm.settings import DTYPES, WEIGHTS, Settings
+from nantrap_systems.precision import precision_in_words
 from nantrap_systems.script import main
 from nantrap_systems.system import Run, System, Terms
 from nantrap_systems.updates import standard_update
@@ -115,6 +116,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         update=chosen.update,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, training.lr_factor),
         max_grad_norm=settings.optimizer.grad_clip_norm,
+        facts=(precision_in_words(dtype, WEIGHTS.get(training.dtype, torch.float32)),),
         process_group=dist.group.WORLD if ranks > 1 and not isinstance(model, DistributedDataParallel) else None,
     )
 

@@ -23,7 +23,7 @@ from nantrap_systems.pixeldlm.faults import FAULTS
 from nantrap_systems.pixeldlm.loss import Reduce, denoising_loss, evaluate
 from nantrap_systems.pixeldlm.model import PixelDLM, any_pixel
 from nantrap_systems.pixeldlm.settings import Settings, TrainingSettings
-from nantrap_systems.precision import precision
+from nantrap_systems.precision import precision, precision_in_words
 from nantrap_systems.script import main
 from nantrap_systems.system import Run, System
 from nantrap_systems.updates import standard_update
@@ -91,6 +91,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         max_grad_norm=training.max_grad_norm,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.length.epoch,
+        facts=(precision_in_words(dtype),),
     )
 
 

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from nantrap.ops import decoupled_weights
+from nantrap_systems.precision import precision_in_words
 from nantrap_systems.radiodiff.autoencoder import first_stage
 from nantrap_systems.radiodiff.data import Batch, Maps
 from nantrap_systems.radiodiff.faults import FAULTS
@@ -158,7 +159,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
 def describe_precision(trainer: TrainerSettings, accelerate: Path, asked: Precision) -> str:
     """What the two files say, and what it comes to."""
     words = f"amp {'on' if trainer.amp else 'off'}, fp16 {'on' if trainer.fp16 else 'off'}"
-    result = f"autocast in {str(asked.dtype).removeprefix('torch.')}" if asked.dtype else "float32"
+    result = precision_in_words(asked.dtype).removeprefix("precision: ")
     return f"precision: {words}, {accelerate.name} says {mixed_precision_in(accelerate)}: {result}"
 
 

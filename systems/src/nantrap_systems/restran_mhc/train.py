@@ -24,7 +24,7 @@ import nantrap
 from nantrap.checkpoints import CheckpointStore, check_resume
 from nantrap.errors import NonFiniteError
 from nantrap.ops import RMSNorm, Sinkhorn, ctc_loss
-from nantrap_systems.precision import precision
+from nantrap_systems.precision import precision, precision_in_words
 from nantrap_systems.restran_mhc.data import Batch, Plates
 from nantrap_systems.restran_mhc.faults import FAULTS
 from nantrap_systems.restran_mhc.loss import Ctc, evaluate, plate_loss
@@ -211,6 +211,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         max_grad_norm=settings.grad_clip,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.length.epoch,
+        facts=(precision_in_words(dtype),),
     )
     if settings.earlier_steps:
         before = replace(settings, learning_rate=settings.earlier_rate, earlier_steps=0)

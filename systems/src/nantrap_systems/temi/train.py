@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nantrap.ops import beta_pmi
-from nantrap_systems.precision import precision
+from nantrap_systems.precision import precision, precision_in_words
 from nantrap_systems.script import main
 from nantrap_systems.system import Flag, Run, System, Terms
 from nantrap_systems.temi.data import Batch, Check, Extract, Pairs, check_embeddings, gaussian_embeddings
@@ -111,7 +111,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 else None,
         ema=teacher,
         max_grad_norm=settings.clip_grad,
-        facts=pairs.facts,
+        facts=(precision_in_words(dtype), *pairs.facts),
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.length.epoch,
     )
