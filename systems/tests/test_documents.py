@@ -343,7 +343,7 @@ def test_a_run_starts_before_the_nan_and_torch_reads_its_file(
     assert main(system, [*where, "--resume=before-nan", "--steps=1"]) == 0
     assert f"resumed after step {bad}," in capsys.readouterr().err
     assert main(system, [*where, "--resume=before-nan", "--steps=1"]) == 2
-    assert "was applied and finite" in capsys.readouterr().err
+    assert "has neither a bad loss nor an incident" in capsys.readouterr().err
     assert main(system, ["--resume=before-nan"]) == 2
     assert "--resume before-nan needs --run-dir" in capsys.readouterr().err
     model = torch.load(tmp_path / "run" / "checkpoints" / "model.pt")["model"]

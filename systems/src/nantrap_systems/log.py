@@ -7,8 +7,8 @@ TrainingLog     one line per step, with or without a guard, for any tool that re
     Ep 15/80:  45% step 145/800, 2.37 it/s, loss=2.341, lr=1.23e-04
     {"step": 14, "epoch": 2, "loss": 2.341, "lr": 0.000123, "applied": true, "terms": {"text": 2.1, "latent": 0.241}}
 
-A loss that is not finite is `null`; `terms` is there where the loss has several. A resumed run appends, after lines of
-steps that are taken again were removed.
+A loss that is not finite is `null`; `terms` is there where the loss has several, `incident` where the guard had one. A
+resumed run appends, after lines of steps that are taken again were removed.
 """
 
 from __future__ import annotations

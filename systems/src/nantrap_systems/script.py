@@ -106,10 +106,10 @@ def _before_nan(options: argparse.Namespace) -> int:
     """The step of the newest checkpoint before the first step of the log that went wrong."""
     if not (options.run_dir / TRAINING_LOG).is_file():
         raise UsageError(f"--resume {BEFORE_NAN}: {options.run_dir / TRAINING_LOG}: no such file")
-    bad = next((row["step"] for row in read_log(options.run_dir) if row["loss"] is None or not row["applied"]), None)
+    bad = next((row["step"] for row in read_log(options.run_dir) if row["loss"] is None or "incident" in row), None)
     if bad is None:
         raise UsageError(
-            f"--resume {BEFORE_NAN}: every step in {options.run_dir / TRAINING_LOG} was applied and finite"
+            f"--resume {BEFORE_NAN}: {options.run_dir / TRAINING_LOG} has neither a bad loss nor an incident"
         )
     saved = [each.step for each in CheckpointStore(options.run_dir / "checkpoints").checkpoints() if each.step <= bad]
     if not saved:
@@ -158,7 +158,8 @@ def _train(
         last, ends = step == start + steps, step % run.epoch_steps == 0
         if log is not None:
             watched = {"watched": run.watched()} if run.watched is not None and (ends or last) else {}
-            log.write(done, lr=lr, epoch=done.number // run.epoch_steps + 1, **watched)
+            incident = {"incident": True} if done.incident is not None else {}
+            log.write(done, lr=lr, epoch=done.number // run.epoch_steps + 1, **incident, **watched)
         if ends and run.describe is not None:
             voice.say(f"after epoch {step // run.epoch_steps}: {run.describe()}")
         if last or step % options.evaluate_every == 0:
