@@ -157,3 +157,27 @@ def test_a_guard_marks_its_resume_as_well(tmp_path: Path) -> None:
     found = [(line.get("kind"), line["step"]) for line in lines(tmp_path)]
     steps = [(None, 0), (None, 1), ("run_ends", 2), ("run_starts", 0), ("run_resumes", 2), (None, 2), (None, 3)]
     assert found == [*steps, ("run_ends", 4)]
+
+
+@pytest.mark.parametrize("take", ["restored", "configured"])
+def test_a_script_that_sets_its_learning_rate_in_each_iteration_decides_itself(
+    take: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a state restores is overwritten before the first step, also where the script sets the same number."""
+    rates = [float(f"{rate}e-3") for rate in (5, 4, 3, 2)]
+    old = nn.Linear(3, 2)
+    saved = torch.optim.AdamW(old.parameters(), lr=1e-2)
+    saved.param_groups[0]["lr"] = rates[0]
+    step(old, saved)
+    with attached(RunSettings(run_dir=str(tmp_path), resume_lr=take)):
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        torch.save(saved.state_dict(), tmp_path / "state.pt")
+        optimizer.load_state_dict(torch.load(tmp_path / "state.pt"))
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            step(model, optimizer)
+            assert optimizer.param_groups[0]["lr"] == rate
+    assert "the learning rate is" not in capsys.readouterr().err
+    lines = (tmp_path / "journal-r0.jsonl").read_text().splitlines()
+    assert [line["lr"] for each in lines if "action" in (line := json.loads(each))] == [[rate] for rate in rates]

@@ -151,6 +151,7 @@ def _install_loading(patches: Patches, registry: OptimizerRegistry) -> None:
                 optimizer = entry.optimizer()
                 if self is optimizer or getattr(self, "optimizer", None) is optimizer:
                     entry.resumed = True
+                    entry.restored = tuple(group["lr"] for group in optimizer.param_groups) if optimizer else ()
         return result
 
     def loaded_model(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -189,6 +190,8 @@ def look_at_resume(registry: OptimizerRegistry, optimizer: Optimizer) -> None:
     # a schedule that needs a metric (ReduceLROnPlateau) cannot compute its next learning rate
     scheduler = next((each for each in entry.schedules() if not isinstance(each, ReduceLROnPlateau)), None)
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
+    if entry.sets_its_rate(optimizer):
+        rates = None  # whatever was restored is overwritten, and so would be what is set here
     take = registry.settings.resume_lr if rates is not None else "restored"
     for found in check_resume(
         model=loop.session.protected.root, optimizer=optimizer, scheduler=scheduler, lr=rates, take=take

@@ -60,6 +60,7 @@ class OptimizerEntry:
         loop: its guard, once its model is known; `None` before, and permanently if it cannot be guarded.
         unguarded_because: why it cannot be guarded.
         resumed: a state was loaded since it was made, and not checked yet.
+        restored: the learning rates that the state brought, as the objects that were then in the parameter groups.
         schedulers: the schedules that change its learning rates.
     """
 
@@ -68,7 +69,15 @@ class OptimizerEntry:
     loop: ScriptLoop | None = None
     unguarded_because: str = ""
     resumed: bool = False
+    restored: tuple[Any, ...] = ()
     schedulers: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def sets_its_rate(self, optimizer: Optimizer) -> bool:
+        """Whether the script itself has set each learning rate since a state was loaded, also to the same number."""
+        groups = optimizer.param_groups
+        if self.schedulers or len(groups) != len(self.restored):
+            return False
+        return all(group["lr"] is not rate for group, rate in zip(groups, self.restored, strict=True))
 
     def schedules(self) -> list[Any]:
         """The schedules that are alive and are not a part of another one (`SequentialLR`)."""
