@@ -180,7 +180,7 @@ class Case:
         from nantrap.locate.twoline.caller import given_by_loop
 
         given = [t for _, t in tensors_of(self.failure.batch)]
-        if not self.failure.repeatable:
+        if not self.failure.repeatable or not given:  # a closure reads its batch itself
             given += given_by_loop()
         if any(share_memory(t, tensor) for t in given):
             return "loader"

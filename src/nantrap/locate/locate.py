@@ -19,7 +19,7 @@ from typing import Any
 from nantrap.locate.batch import may_be_listed_image, tensors_of
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure, without_printed_warnings
-from nantrap.locate.location import Location, evidence_location, location_of, owner_of
+from nantrap.locate.location import Location, as_step_data, evidence_location, location_of, owner_of
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
 from nantrap.locate.replay.fresh_memory import unwritten_memory
 from nantrap.locate.replay.program import cannot_rewind
@@ -140,7 +140,7 @@ def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bo
         note = "place and operations are those of a run with fresh memory filled with NaN"
         return replace(location, unwritten=True, findings=findings, notes=(note,))
     changed = _changed_in_place(failed)
-    location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
+    location = as_step_data(location_of(replay, fallback=failed.symptom, batch=failed.batch), failed.batch)
     if replay.origin is None and isinstance(failed.evidence, GraphEvidence):
         shown = evidence_location(failed.evidence, failed, replay=replay)
         location = replace(

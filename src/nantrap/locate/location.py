@@ -18,7 +18,7 @@ from nantrap.locate.replay.samples import Samples
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
 from nantrap.locate.trace.origin import Replay
 from nantrap.locate.twoline.autopsy import GraphEvidence
-from nantrap.locate.twoline.caller import batch_of_caller, find_in_batch, name_in_program
+from nantrap.locate.twoline.caller import batch_of_caller, find_in_batch, is_batch_of_loop, name_in_program
 
 _FRAMES = 10
 _PATH_ENDS = 24
@@ -119,7 +119,7 @@ def _operation_location(location: Location, replay: Replay, op: Op) -> Location:
         source=op.place.source() if op.place else None,
         capture=capture,
         constant=constant,
-        notes=(*location.notes, *_constant_note(op, constant)),
+        notes=(*location.notes, *_constant_note(op.name, constant)),
         frames=frames_before(replay.trace, op),
         path=frames_after(replay, op),
         findings=tuple(
@@ -138,7 +138,7 @@ def _constant_read(replay: Replay, op: Op) -> tuple[str, Tensor] | None:
     return name_in_program(constants[0].tensor), constants[0].tensor
 
 
-def _constant_note(op: Op, constant: tuple[str, Tensor] | None) -> list[str]:
+def _constant_note(op: str, constant: tuple[str, Tensor] | None) -> list[str]:
     """The note about such a tensor, with its name if the program has one for it; none without one."""
     if constant is None:
         return []
@@ -146,11 +146,34 @@ def _constant_note(op: Op, constant: tuple[str, Tensor] | None) -> list[str]:
     known = f", as in {name} of the program" if name else ""
     return [
         (
-            f"{op.name} reads a tensor that is no parameter, no buffer and no part of the batch (a cached table, a "
+            f"{op} reads a tensor that is no parameter, no buffer and no part of the batch (a cached table, a "
             f"closure): {tensor_stats(tensor).describe()}{known}. It was made before the replay, so what made it is "
             "not known"
         )
     ]
+
+
+def as_step_data(location: Location, batch: object) -> Location:
+    """Where the loss function is given no batch and reads one itself: the tensor it read is the batch of the step.
+
+    A closure, a partial or an object holds it. It is the batch if the loop around the step took it from its data, or
+    made it in every round together with another tensor that has as many rows. A table stays what it is.
+    """
+    if location.constant is None or any(True for _ in tensors_of(batch)):
+        return location
+    name, tensor = location.constant
+    if not is_batch_of_loop(name, tensor):
+        return location
+    found = finding("batch", name, tensor, "data")
+    return replace(
+        location,
+        phase="data",
+        module="data",
+        external=External("batch", name, tensor),
+        constant=None,
+        findings=(found,),
+        notes=tuple(note for note in location.notes if note not in _constant_note(location.op or "", (name, tensor))),
+    )
 
 
 def captured_bytes(trace: Trace) -> int:

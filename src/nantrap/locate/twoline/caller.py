@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -138,13 +138,30 @@ def _held_by(frame: Frame) -> dict[str, Tensor]:
 
 def names_of_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
-    taken, made = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+    taken, made, _ = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
     return taken - made
 
 
 def taken_by_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, also those it changes then."""
     return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)[0]
+
+
+def is_batch_of_loop(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of the program is the batch of the step, or a part of it, by the loop around the caller's line.
+
+    The loop takes it from its data, or makes it in every round beside another tensor with as many rows.
+    """
+    own = name.partition("[")[0]
+    for frame in near_callers(2):
+        taken, _, bound = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+        if own in taken:
+            return True
+        if own in bound and tensor.dim() > 1:
+            held = {path: each for path, each in _held_by(frame).items() if path.partition("[")[0] in bound | taken}
+            alike = [path for path, each in held.items() if each.dim() and len(each) == len(tensor)]
+            return any(path.partition("[")[0] != own for path in alike)
+    return False
 
 
 def target_of_loop(frame: Frame) -> tuple[str, ...]:
@@ -187,13 +204,15 @@ def _loops_around(text: str, line: int) -> tuple[ast.For | ast.AsyncFor | ast.Wh
 
 
 @functools.lru_cache(maxsize=64)
-def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that the loops around a line of a file take from their data, and those that they compute.
+def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The names that the loops around a line of a file take from their data, those that they compute or write into,
+    and those of them that they bind.
 
     Kept, because a search for the loss asks for the same few lines many times.
     """
     taken: set[str] = set()
     made: set[str] = set()
+    bound: set[str] = set()
     for loop in _loops_around(text, line):
         if not isinstance(loop, ast.While):
             taken |= _stored(loop.target)
@@ -205,9 +224,15 @@ def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str]
                     taken |= names
                 else:
                     made |= names
+                    bound |= {n.id for target in node.targets for n in ast.walk(target) if _is_bound(n)}
             elif isinstance(node, ast.AugAssign):
                 made |= _stored(node.target)
-    return frozenset(taken), frozenset(made)
+    return frozenset(taken), frozenset(made), frozenset(bound)
+
+
+def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
+    """Whether a name is given a new value here; `table[0] = 1` does not."""
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _stored(target: ast.AST) -> set[str]:
