@@ -288,3 +288,27 @@ def test_no_journal_here(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}: no journal here (expected journal-r0.jsonl); give the run_dir of a guarded run"
     )
+
+
+@pytest.mark.parametrize("form", ["attempt", "two lines"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_run_json_names_the_precision_of_autocast(tmp_path: Path, form: str, dtype: torch.dtype | None) -> None:
+    """The weights are float32 in both, and what is computed with them is not."""
+    model = torch.nn.Linear(4, 1)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path, quiet=True)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            return model(x).float().square().mean()  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        if form == "attempt":
+            guard.attempt(loss_of, torch.ones(3, 4))
+        else:
+            guard.backward(loss_of(torch.ones(3, 4)))
+            guard.step()
+    guard.close()
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert document["precision"] == ["float32"]
+    assert document.get("autocast") == (None if dtype is None else "bfloat16")
+    assert ("<dt>autocast</dt><dd>bfloat16" in (tmp_path / "report.html").read_text()) == (dtype is not None)

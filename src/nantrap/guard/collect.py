@@ -29,7 +29,7 @@ from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.session import Session
-from nantrap.guard.state.carried import restore_carried
+from nantrap.guard.state.carried import CarriedStates, carried_states
 from nantrap.guard.torch_private import (
     has_compiled_part,
     inside_transform,
@@ -82,8 +82,10 @@ class Collector:
         """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
         self.call_left: weakref.WeakMethod[Callable[[RootCall, tuple[CodeType, int] | None], None]] | None = None
         """Called before a forward pass if the one before it has had no backward pass."""
-        self.refused: RootCall | None = None
-        """The model's call of a step that was not made, until the next call."""
+        self.precision_unknown = True
+        """No forward pass in training was seen yet."""
+        self.carried: CarriedStates | None = None
+        """What may come back from a step that was not made, until the next call."""
         self.session = session
         self.before_pass = before_pass
         self._driver = driver
@@ -136,24 +138,31 @@ class Collector:
     def take_root_call(self) -> RootCall | None:
         """The model's call that led to a loss, once."""
         call, self.root_call = self.root_call, None
-        if call is not None:
-            call.frames = ()
-        elif not self._parts_watched:  # the model's parts are called, not the model
+        each = call
+        while each is not None:
+            each.frames, each = (), each.previous
+        if call is None and not self._parts_watched:  # the model's parts are called, not the model
             self._parts_watched = True
             for part in callable_parts(self.session.protected.root):
                 self._watch(part)
         return call
 
+    def note_precision(self) -> None:
+        """The first forward pass shows whether the step is computed under autocast."""
+        self.precision_unknown = False
+        if is_any_autocast_on() and (autocast := _autocast_state()) is not None:
+            self.session.recorder.note_autocast(finite.dtype_name(autocast[1]))
+
     def note_refused(self, call: RootCall | None) -> None:
         """A step is not made: a state that its forward pass gave must not go into the next one."""
-        if self.session.policy.on_incident != "observe":
-            self.refused = call
+        if call is not None and self.session.policy.on_incident != "observe":
+            self.carried = carried_states(call)
 
     def restore_carried(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The model is called for the first time after a step that was not made."""
-        refused, self.refused = self.refused, None
-        assert refused is not None
-        if names := restore_carried(refused, module, args, kwargs):
+        states, self.carried = self.carried, None
+        assert states is not None
+        if states.module is module and (names := states.restore(args, kwargs)):
             self.session.recorder.say(
                 f"step {self.session.progress.step:,}: {some_of(names)} of the model is a state that the loop carries, "
                 "and the step before made it non-finite; that step was not made, so the state was restored as well"
@@ -359,6 +368,8 @@ class _Before(Hook):
         if backward_pass() != NO_PASS:
             return  # activation checkpointing computes a forward pass again: it is part of a step that is noted
         session = collector.session
+        if collector.precision_unknown and module.training:
+            collector.note_precision()
         if collector.together and not active_replays:
             session.ranks.note_forward(module)
         recorded = torch.is_grad_enabled() or is_recomputed_later()
@@ -382,7 +393,7 @@ class _Before(Hook):
             collector.before_micro()
         if session.ranges is not None:
             session.ranges.check(arguments_by_name(module, args, kwargs))
-        if collector.refused is not None:
+        if collector.carried is not None:
             collector.restore_carried(module, args, kwargs)
         autocast = _autocast_state() if is_any_autocast_on() else None
         frame: FrameType | None = current_frame()

@@ -44,6 +44,7 @@ from nantrap.record import (
     write_run_info,
 )
 from nantrap.record.journal import FLUSH_LINES
+from nantrap.record.run_info import add_run_fact
 from nantrap.report import (
     begin_pages,
     fingerprint,
@@ -155,6 +156,12 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+    def note_autocast(self, dtype: str) -> None:
+        """The first step runs under autocast: operations are computed in another precision than that of the weights."""
+        if self.run_dir is not None and not self._rank:
+            with contextlib.suppress(OSError, ValueError):
+                add_run_fact(self.run_dir, "autocast", dtype)
 
     def listen(self, listeners: tuple[Listener, ...]) -> None:
         """From here on, send each journal line to exporters and alerts as well."""

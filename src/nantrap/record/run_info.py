@@ -42,6 +42,15 @@ def write_run_info(run_dir: str | os.PathLike[str], facts: dict[str, Any]) -> Pa
     return path
 
 
+def add_run_fact(run_dir: str | os.PathLike[str], name: str, value: Any) -> None:
+    """Add what became known after the last start of the run was described."""
+    path = Path(run_dir) / "run.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    starts = _list(document.get("resumed"))
+    (starts[-1] if starts else document)[name] = value
+    write_atomically(path, json.dumps(document, indent=2) + "\n")
+
+
 def _without_home(value: Any) -> Any:
     """The same with `~` in place of the home folder, in every text."""
     if isinstance(value, str):

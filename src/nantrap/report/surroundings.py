@@ -192,7 +192,8 @@ def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The facts of `run.json` that a report shows: an allow-list. Values after a secret's name are left out."""
     facts: list[tuple[str, str]] = []
     for name, label in (("nantrap", "nantrap"), ("torch", "torch"), ("python", "python"), ("model", "model"),
-                        ("optimizer", "optimizer"), ("world_size", "ranks"), ("max_grad_norm", "clip")):  # fmt: skip
+                        ("optimizer", "optimizer"), ("autocast", "autocast"),
+                        ("world_size", "ranks"), ("max_grad_norm", "clip")):  # fmt: skip
         found = info.get(name)
         if isinstance(found, (str, int, float)) and not isinstance(found, bool):
             facts.append((label, str(found)))
