@@ -145,6 +145,7 @@ def _install_loading(patches: Patches, registry: OptimizerRegistry) -> None:
     """Remember that something was loaded; it is checked before the next step, when everything is loaded."""
 
     def loaded(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads the state, and keeps the learning rates that it brought."""
         result = original(self, *args, **kwargs)
         if not registry.is_own_call():
             for entry in registry.entries():
