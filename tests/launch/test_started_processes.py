@@ -29,7 +29,7 @@ if __name__ == "__main__":
     mp.set_start_method(method)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).share_memory()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).share_memory()
     processes = [mp.Process(target=train, args=(n, model, [int(b) for b in bad])) for n in range(int(workers))]
     for process in processes:
         process.start()
@@ -38,6 +38,40 @@ if __name__ == "__main__":
     state = model.state_dict().values()
     print([process.exitcode for process in processes], all(bool(t.isfinite().all()) for t in state))
     print([float(t.double().sum()).hex() for t in state])
+"""
+COPIES = """
+import sys, torch, torch.multiprocessing as mp
+from torch import nn
+
+def made():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def train(number, shared, optimizer):
+    torch.set_num_threads(1)
+    torch.manual_seed(number)
+    own = made()
+    for step in range(12):
+        own.load_state_dict(shared.state_dict())
+        x = torch.randn(8, 4)
+        if number == 0 and step == 5:
+            x[0, 0] = float("nan")
+        own.zero_grad()
+        (own(x) - 1).pow(2).mean().backward()
+        for mine, common in zip(own.parameters(), shared.parameters()):
+            common.grad = mine.grad
+        optimizer.step()
+
+if __name__ == "__main__":
+    mp.set_start_method(sys.argv[1])
+    torch.set_num_threads(1)
+    shared = made().share_memory()
+    optimizer = torch.optim.SGD(shared.parameters(), 0.05)
+    processes = [mp.Process(target=train, args=(number, shared, optimizer)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    print([process.exitcode for process in processes], all(bool(p.isfinite().all()) for p in shared.parameters()))
 """
 LATE = """
 import multiprocessing
@@ -115,6 +149,17 @@ def test_a_worker_that_is_stopped_makes_the_exit_code(method: str, tmp_path: Pat
     assert done.stdout.startswith("[1, 0] True"), done.stderr
     assert done.returncode == 3
     assert "nantrap: 1 process was stopped by the guard" in done.stderr
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_copy_their_gradients_into_a_common_model(method: str, tmp_path: Path) -> None:
+    """The optimizer is made by the process that starts them, and the common model is never called."""
+    done = run(tmp_path, COPIES, method)
+    assert (done.returncode, done.stdout) == (0, "[0, 0] True\n"), done.stderr
+    assert "12 steps, 11 applied (91.7 %), 1 incident" in done.stderr
+    assert "12 steps, 12 applied (100.0 %), 0 incidents" in done.stderr
+    assert "NT871" not in done.stderr, "each step has gradients of its own"
+    assert IN_CHILDREN in done.stderr
 
 
 def test_what_cannot_be_guarded_is_said(tmp_path: Path) -> None:

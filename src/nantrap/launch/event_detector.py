@@ -244,9 +244,12 @@ class EventDetector:
 
     # ---- mistakes that show without any NaN
 
-    def note_uncleared(self) -> None:
-        """The first backward pass of a step begins: note whether the last gradients were cleared."""
-        self.mark.is_counting = self.mark.is_untouched()
+    def note_uncleared(self, loss: Tensor) -> None:
+        """The first backward pass of a step begins: note whether it adds to the last gradients.
+
+        Those of a model that the loss does not reach are replaced: a worker copies its own into the common one.
+        """
+        self.mark.is_counting = self.mark.is_untouched() and self._reaches(loss)
         if self.mark.is_counting:
             self.events.note(ScriptEvent(EventKind.NOT_CLEARED))
         else:

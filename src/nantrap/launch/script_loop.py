@@ -216,7 +216,7 @@ class ScriptLoop:
         if window is None:
             mark = self.detector.mark
             if mark.is_counting or (mark.parameter is not None and mark.parameter.grad is mark.gradient):
-                self.detector.note_uncleared()
+                self.detector.note_uncleared(loss)
             window = collector.open()
             if self.session.recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
                 self.session.recorder.explain_no_gradient(loss, self.parameters)

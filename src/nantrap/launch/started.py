@@ -90,6 +90,7 @@ class GuardedFunction:
         settings, attachment = replace(self.settings, process=number), current()
         if attachment is None:
             attachment = Attachment(settings)
+            attachment.enter_living()  # an optimizer among the arguments, functions that the script's file imported
         else:  # a forked process is attached already
             attachment.begin_in_child(settings)
         attachment.registry.reports_to = self.reports

@@ -161,7 +161,7 @@ class RunSummary:
 
     def lines(self, code: int) -> list[str]:
         """For people."""
-        if not self.optimizers:
+        if not self.optimizers or (self.in_children and not self.steps):
             return self._without_optimizer()
         others = [f"NOT GUARDED: {words}" for words in self.unguarded]
         found = [*self._of_steps(), *self.notes, *others, *self._processes()]
@@ -178,7 +178,7 @@ class RunSummary:
         """What is said of a run in which nothing was guarded."""
         if self.in_children:
             said = "the training ran in other processes, each of which prints its own summary"
-            return [said, *self._processes()]
+            return [said, *self._processes(), *([] if self.state_finite else [self._bad_end()])]
         if self.own_guards:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]

@@ -40,8 +40,8 @@ from nantrap.locate.twoline.autopsy import GraphEvidence
 from nantrap.locate.twoline.infer import infer_source
 
 _NO_CALL = (
-    "the guard saw no call of the model in this step (its parts were called directly), so only the graph could be "
-    "read; guard.attempt(fn, batch) shows more"
+    "the guard saw no call of the model in this step (its parts, or a copy of it, were called), so only the graph "
+    "could be read; guard.attempt(fn, batch) shows more"
 )
 
 
