@@ -10,7 +10,8 @@ NantrapError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nantrap.incident import Incident
@@ -50,3 +51,19 @@ class MissingExtraError(NantrapError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+def path_argument(path: Any, call: str, expected: str) -> str:
+    """The path that a function was given, as text.
+
+    Args:
+        path: the argument.
+        call: the function, as a user writes it.
+        expected: what the path should be, with an example.
+
+    Raises:
+        UsageError: It is no path, or holds a zero byte.
+    """
+    if not isinstance(path, (str, os.PathLike)) or "\0" in (text := os.fsdecode(path)):
+        raise UsageError(f"{call}({path!r:.200}): expected {expected}")
+    return text

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from nantrap.errors import UsageError
+from nantrap.errors import UsageError, path_argument
 from nantrap.guard.policy import Policy
 
 
@@ -24,7 +23,7 @@ def as_modules(also: Any) -> Sequence[nn.Module]:
 
 def check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
     """Refuse what cannot be followed or sent, by the name of the argument."""
-    if not isinstance(watch, Iterable):
+    if not isinstance(watch, Iterable) or not all(isinstance(name, str) for name in watch):
         raise UsageError(f"Guard(watch={watch!r}): expected names or patterns, or a dict of pattern to Limit")
     if not isinstance(export, Iterable):
         raise UsageError(f"Guard(export={export!r}): expected names of exporters in a list, such as ['tensorboard']")
@@ -47,8 +46,8 @@ def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir:
         )
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise UsageError(f"Guard(scheduler={scheduler!r}): expected a learning rate scheduler with a step() method")
-    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
-        raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
+    if run_dir is not None:
+        path_argument(run_dir, "Guard", "the path of a folder as run_dir, or None to write nothing")
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
         raise UsageError(f"Guard(save_every={save_every!r}): expected a number of steps, or 0 for never")
 

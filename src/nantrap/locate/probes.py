@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from nantrap.errors import UsageError
 from nantrap.finite import tensor_stats
 from nantrap.incident import Probe
 
@@ -45,6 +46,8 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
         tensor([1., 1.])
     """
     if not torch.compiler.is_compiling() and _readers:
+        if not isinstance(tensor, Tensor):
+            raise UsageError(f"probe({name!r:.100}, {tensor!r:.100}): expected a tensor as the second argument")
         if len(_current) >= _LIMIT:  # passes of a model that the guard's steps do not end
             _current.clear()
         if not tensor.requires_grad:

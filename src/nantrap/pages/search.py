@@ -46,6 +46,8 @@ def find_page(code_or_slug: str) -> Page | DataRule:
     Raises:
         UsageError: There is no such code or slug; the message names those that are spelt alike.
     """
+    if not isinstance(code_or_slug, str):
+        raise UsageError(f"explain({code_or_slug!r:.200}): expected a code or a slug, such as 'NT203'")
     code = code_or_slug.strip().upper()
     slug = code_or_slug.strip().lower().replace("-", "_")
     check = next((check for check in CHECKS if code == check.code or slug == check.slug), None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nantrap.errors import FormatError, UsageError
+from nantrap.errors import FormatError, UsageError, path_argument
 from nantrap.record.durable import write_atomically
 
 SCHEMA: Final = "nantrap.bad-samples/1"
@@ -46,7 +46,7 @@ class BadSamples:
             UsageError: The file cannot be read.
             FormatError: It is no list of bad samples.
         """
-        name = os.fspath(path)
+        name = path_argument(path, "without_samples", "the path of a list, such as 'bad-samples.json'")
         try:
             with open(path, encoding="utf-8") as file:
                 document = json.load(file)

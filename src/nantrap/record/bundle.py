@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nantrap._version import __version__
-from nantrap.errors import FormatError
+from nantrap.errors import FormatError, path_argument
 from nantrap.incident import Incident
 from nantrap.incident.wording import escaped
 from nantrap.record.durable import flush_folder, folder_beside, remove_folder, sha256_of
@@ -114,7 +114,7 @@ def write_bundle(
 
 def read_bundle(path: str | os.PathLike[str]) -> ReadBundle:
     """Read a bundle and verify its hashes. A damaged or foreign folder gets an error that says what is wrong."""
-    folder = Path(path)
+    folder = Path(path_argument(path, "replay", "the folder of an incident, such as 'runs/exp1/incidents/000017-r0'"))
     if folder.name in ("bundle.json", "incident.json"):
         folder = folder.parent
     try:

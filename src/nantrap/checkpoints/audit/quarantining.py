@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from nantrap.checkpoints.audit.files import LOG_NAME, is_remote
 from nantrap.checkpoints.audit.verdict import CheckpointAudit
-from nantrap.errors import UsageError
+from nantrap.errors import UsageError, path_argument
 from nantrap.incident.wording import escaped
 
 if sys.platform == "linux":
@@ -66,8 +66,11 @@ def quarantine(
     Returns:
         What was moved, each with the command that moves it back.
     """
-    target_folder = Path(folder)
-    bad = [audit for audit in audits if not audit.healthy]
+    target_folder = Path(path_argument(folder, "quarantine", "the folder to move checkpoints into, such as 'bad'"))
+    given = list(audits) if isinstance(audits, Iterable) else [audits]
+    if not all(isinstance(audit, CheckpointAudit) for audit in given):
+        raise UsageError(f"quarantine({audits!r:.200}): expected the checkpoints of a report: audit(path).checkpoints")
+    bad = [audit for audit in given if not audit.healthy]
     if any(is_remote(audit.path) for audit in bad) or is_remote(os.fspath(folder)):
         raise UsageError("quarantine works on local files only; move remote checkpoints with their own tools")
     left = on_left or _warn

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nantrap import finite
-from nantrap.errors import NonFiniteError
+from nantrap.errors import NonFiniteError, UsageError
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped
 
@@ -45,7 +45,15 @@ def finite_gate(obj: Any, *, allow: Iterable[str] = ()) -> list[str]:
         >>> nantrap.checkpoints.finite_gate(state)
         ['model.weight']
     """
-    return [name for name, _ in bad_values(obj, allow=tuple(allow))]
+    return [name for name, _ in bad_values(obj, allow=name_patterns(allow))]
+
+
+def name_patterns(allow: Iterable[str]) -> tuple[str, ...]:
+    """Name patterns as they were given; a single one need not be in a list."""
+    patterns = (allow,) if isinstance(allow, str) or not isinstance(allow, Iterable) else tuple(allow)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"allow={allow!r}: expected patterns of names, such as ['model.*.running_min']")
+    return patterns
 
 
 def bad_values(obj: Any, *, allow: Sequence[str] = ()) -> list[tuple[str, Tensor | float]]:

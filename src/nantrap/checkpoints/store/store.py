@@ -33,9 +33,9 @@ from nantrap.checkpoints.store.catalogue import (
     read_catalogue,
     write_checkpoint,
 )
-from nantrap.checkpoints.store.gate import refuse_nonfinite
+from nantrap.checkpoints.store.gate import name_patterns, refuse_nonfinite
 from nantrap.checkpoints.store.storefile import NotOursError, Packed, check_file, pack_state, read_file, write_file
-from nantrap.errors import FormatError, UsageError
+from nantrap.errors import FormatError, UsageError, path_argument
 from nantrap.incident.wording import escaped
 from nantrap.locate import RngState, unwrap
 from nantrap.record.durable import make_folder, put_in_place
@@ -92,8 +92,7 @@ class CheckpointStore:
         asynchronous: bool = False,
         lock_seconds: float = 30.0,
     ) -> None:
-        if not isinstance(folder, (str, os.PathLike)):
-            raise UsageError(f"CheckpointStore({folder!r}): expected the path of a folder, such as 'runs/checkpoints'")
+        path_argument(folder, "CheckpointStore", "the path of a folder, such as 'runs/checkpoints'")
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(
                 f"CheckpointStore(keep={keep!r}): expected an integer, at least 1; older ones are removed beyond it"
@@ -104,7 +103,7 @@ class CheckpointStore:
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"CheckpointStore({os.fspath(folder)!r}): this is a file; give a folder")
         self.keep = keep
-        self.allow = _patterns(allow)
+        self.allow = name_patterns(allow)
         self.asynchronous = asynchronous
         self._lock_seconds = lock_seconds
         self._background = Background()
@@ -173,7 +172,9 @@ class CheckpointStore:
     ) -> Path:
         """What `save` does with the state once it is collected: the gate, then the disk."""
         self.wait()
-        refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *_patterns(allow)))
+        if not isinstance(pin, bool):
+            raise UsageError(f"save(pin={pin!r:.200}): expected True or False")
+        refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *name_patterns(allow)))
         packed = pack_state(state)
         if not (self.asynchronous if asynchronous is None else asynchronous):
             return self._write(packed, step, pin=pin).path
@@ -368,25 +369,15 @@ class Background:
             raise error
 
 
-def _patterns(allow: Iterable[str]) -> tuple[str, ...]:
-    """Name patterns as they were given; a single one need not be in a list."""
-    patterns = (allow,) if isinstance(allow, str) else tuple(allow)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError(f"allow={allow!r}: expected patterns of names, such as ['model.*.running_min']")
-    return patterns
-
-
 # ---- one checkpoint in one file, without a store
 
 
 def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
     """Write the state, only if it is finite; a file of that name is replaced atomically."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"save({path!r}): expected the path of a file, such as 'best.safetensors'")
-    target = Path(path)
+    target = Path(path_argument(path, "save", "the path of a file, such as 'best.safetensors'"))
     if target.is_dir():
         raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
-    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=_patterns(allow))
+    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=name_patterns(allow))
     packed = pack_state(state)
     saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     about = {"step": step, "sequence": 0, "saved_at": saved_at, "nantrap": __version__}
@@ -404,8 +395,7 @@ def load_alone(
     path: str | os.PathLike[str], parts: Mapping[str, Any], *, rng: bool = True, strict: bool = True
 ) -> dict[str, Any]:
     """Verify the file by its checksum and load it into the parts; the state as it was saved comes back as well."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"load({path!r}): expected the path of a file that guard.save wrote")
+    path_argument(path, "load", "the path of a file that guard.save wrote")
     try:
         state = read_file(Path(path))[1]
     except FileNotFoundError:

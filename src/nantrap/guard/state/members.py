@@ -164,7 +164,7 @@ def ema_update(ema: Any, model: nn.Module) -> Callable[[], Any] | None:
     if hasattr(ema, "update_parameters"):  # torch.optim.swa_utils.AveragedModel
         return lambda: ema.update_parameters(model)
     method = getattr(ema, "update", None)
-    if callable(method):
+    if callable(method) and not isinstance(ema, (dict, set)):  # a state dict has an `update` of another kind
         required = [
             parameter
             for parameter in inspect.signature(method).parameters.values()
