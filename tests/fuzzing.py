@@ -9,9 +9,11 @@ never in another exception, and a file that holds a call of `posix.mkdir` is nev
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent))
 
 with atheris.instrument_imports(include=["nantrap"]):
+    from nantrap import health
     from nantrap.checkpoints.audit import auditing
     from nantrap.checkpoints.audit.contents import UnreadableError
     from nantrap.checkpoints.audit.files import BytesSource
@@ -27,8 +30,9 @@ with atheris.instrument_imports(include=["nantrap"]):
     from nantrap.checkpoints.audit.readers import read_contents
     from nantrap.checkpoints.audit.trust import judge
     from nantrap.checkpoints.store.config_rate import configured_rate
+    from nantrap.doctor.data import check_data
     from nantrap.errors import NantrapError
-    from nantrap.record import read_bundle, read_journal
+    from nantrap.record import open_run, read_bundle, read_journal
 
 PLACE = Path(tempfile.mkdtemp(prefix="nantrap-fuzz-"))
 
@@ -79,13 +83,70 @@ def _config(data: bytes) -> None:
         configured_rate(path)
 
 
-TARGETS = (_contents, _pickle, _file, _folder, _bundle, _journal, _config)
+_EXTENSIONS = ("npy", "npz", "h5", "jsonl", "csv", "parquet", "arrow", "tar", "tgz", "pt")
+
+
+def _data(data: bytes) -> None:
+    """A file of data: the first byte chooses its kind."""
+    path = PLACE / f"data.{_EXTENSIONS[data[0] % len(_EXTENSIONS)] if data else 'csv'}"
+    path.write_bytes(data[1:])
+    with contextlib.suppress(NantrapError):
+        check_data(path)
+
+
+def _log(data: bytes) -> None:
+    """A journal or log, as `check` and `report` read it."""
+    path = PLACE / "log.jsonl"
+    path.write_bytes(data)
+    with contextlib.suppress(NantrapError):
+        health.judge(open_run(path))
+
+
+TARGETS = (_contents, _pickle, _file, _folder, _bundle, _journal, _config, _data, _log)
 
 
 def one(data: bytes) -> None:
     """One input."""
     if data:
         TARGETS[data[0] % len(TARGETS)](data[1:])
+
+
+def hostile_data() -> dict[str, bytes]:
+    """Small files that describe much: compressed zeros, links in a ring, long lines, many names and members."""
+    import h5py
+    import numpy as np
+    import pyarrow
+    import pyarrow.parquet
+
+    made: dict[str, bytes] = {}
+    for name, save in (
+        ("a.npy", lambda file: np.save(file, np.zeros((2, 3)))),
+        ("a.npz", lambda file: np.savez_compressed(file, x=np.zeros(100_000), y=np.zeros((9, 9), order="F"))),
+        ("a.parquet", lambda file: pyarrow.parquet.write_table(pyarrow.table({"a": np.zeros(5000)}), file)),
+    ):
+        stream = io.BytesIO()
+        save(stream)
+        made[name] = stream.getvalue()
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["a/x"] = np.ones(3)
+        file["a/up"], file["a/ring"] = h5py.SoftLink("/"), file["a"]
+    made["a.h5"] = stream.getvalue()
+    sink = pyarrow.BufferOutputStream()
+    table = pyarrow.table({"a": np.zeros(5000)})
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    made["a.arrow"] = sink.getvalue().to_pybytes()
+    for name in ("a.tar", "a.tgz"):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz" if name == "a.tgz" else "w") as archive:
+            for number in range(20):
+                archive.addfile(tarfile.TarInfo(f"{number}.cls"), None)
+        made[name] = stream.getvalue()
+    made["a.jsonl"] = b'{"a":' * 70 + b"1" + b"}" * 70 + b'\n{"x": [[1], [2, 3]]}\n'
+    made["a.csv"] = b'a,b\n1,"x\ny"\n2,nan\n"'
+    return made
 
 
 def seeds(folder: Path) -> None:
@@ -96,6 +157,12 @@ def seeds(folder: Path) -> None:
     for number, raw in enumerate(attacks().values()):
         for target in (0, 1, 2):
             (folder / f"attack-{number}-{target}").write_bytes(bytes([target]) + raw)
+    for name, raw in hostile_data().items():
+        kind = _EXTENSIONS.index(name.rpartition(".")[2])
+        (folder / f"data-{name}").write_bytes(bytes([TARGETS.index(_data), kind]) + raw)
+    (folder / "log-names").write_bytes(
+        bytes([TARGETS.index(_log)]) + b"".join(b'{"step": %d, "k%d": {"a": [1, 2]}}\n' % (i, i) for i in range(50))
+    )
     texts = (
         b'{"schema": "nantrap.bundle/1", "files": {}}',
         b'{"weight_map": {"a": "b"}}',

@@ -493,6 +493,26 @@ A["global func plain name"] = P(inst("PlainName", path=t("marker")))
 A["method named like plain"] = P(inst("PlainMeth", path=t("marker"), target=inst("Upd", path=t("marker"))))
 A["shadowed builtin"] = P(inst("Shadow", path=t("marker")))
 A["shadowed Error"] = P(inst("ShadowE", path=t("marker")))
+# `getattr(nullcontext(), "__exit__")`, what a hook of nantrap becomes in a file, is trusted: nothing next to it may be
+_KEPT = call(n("contextlib", "nullcontext"), n("posix", "mkdir"))
+_PLANTED = build(call(n("contextlib", "nullcontext")), sd(__exit__=n("posix", "mkdir")))
+_EXIT = call(n("builtins", "getattr"), call(n("contextlib", "nullcontext")), t("__exit__"))
+for _label, _raw in {
+    "what nullcontext keeps, entered and called": call(
+        call(call(n("builtins", "getattr"), _KEPT, t("__enter__"))), t("marker")
+    ),
+    "nullcontext with a planted __exit__, called": call(
+        call(n("builtins", "getattr"), _PLANTED, t("__exit__")), t("marker")
+    ),
+    "contextmanager of mkdir": call(call(n("contextlib", "contextmanager"), n("posix", "mkdir")), t("marker")),
+    "os of contextlib": call(n("contextlib", "os.mkdir"), t("marker")),
+    "__exit__ beside a call": lst(_EXIT, call(n("posix", "mkdir"), t("marker"))),
+    "__globals__ of __exit__": call(n("builtins", "getattr"), _EXIT, t("__globals__")),
+    "__exit__ with a default": call(
+        n("builtins", "getattr"), call(n("contextlib", "nullcontext")), t("__exit__"), n("posix", "mkdir")
+    ),
+}.items():
+    A[_label] = P(_raw)
 GADGETS = A
 
 LIBRARY = """

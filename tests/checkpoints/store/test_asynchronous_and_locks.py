@@ -96,3 +96,29 @@ def test_the_store_is_a_context_manager(tmp_path: Path) -> None:
         path = store.save(step=1, model={"w": torch.ones(1)}, asynchronous=True)
     assert path.exists()
     assert repr(store) == f"CheckpointStore({str(tmp_path)!r}, keep=3)"
+
+
+def test_a_guard_saves_a_file_of_its_own_while_a_store_saves_in_the_same_folder(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True)
+    store = CheckpointStore(tmp_path, keep=3)
+    failed: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            for step in range(20):
+                store.save(step=step, model=model)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    for _ in range(20):
+        guard.save(tmp_path / "best.safetensors")
+    thread.join()
+    assert failed == []
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        "best.safetensors", "step-000017.safetensors", "step-000018.safetensors", "step-000019.safetensors",
+    ]  # fmt: skip
+    assert nantrap.audit(tmp_path).healthy
+    assert store.load(model=model).step == 19
