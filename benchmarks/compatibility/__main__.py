@@ -307,24 +307,34 @@ def table(verdicts: list[dict[str, Any]]) -> str:
 
 
 def table_of_programs(written: list[dict[str, Any]]) -> str:
-    """A row for each program: identical or not, and what became of each fault without and with nantrap."""
+    """A row for each fault of each program that runs without one: what became of it without and with nantrap."""
     lines = [
-        "| program, commit | identical | fault: without nantrap → under `nantrap run`, code |",
-        "| --- | --- | --- |",
+        "| program, commit | same end | fault | without nantrap | under `nantrap run` | codes |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for each in written:
-        verdict, script = each["verdict"], each["script"]
-        told = []
-        for fault in script["poison"].split():
-            if f"placed {fault}" not in verdict:
-                continue
-            placed = verdict[f"placed {fault}"]
-            causes = ", ".join(dict.fromkeys(place.rpartition(" ")[2] for place in placed)) or "no incident"
-            left = verdict[f"contained {fault}"].replace("yes", "runs to its end").replace("state finite, but ", "")
-            told.append(f"{fault}: {verdict[f'damage {fault}']} → {left}, {causes}")
-        where = f"{script['repository']} {verdict['commit']} `{script['path']}`"
-        lines.append(f"| {where.strip()} | {verdict['identical']} | {'; '.join(told)} |")
+        verdict, script, runs = each["verdict"], each["script"], each["runs"]
+        if runs["1"]["code"]:
+            continue
+        owner, _, kind = script["name"].rpartition(" ")
+        named = f" ({kind})" if owner in ("makemore", "nanoGPT", "examples word_language_model") else ""
+        first = f"{script['repository'].rpartition('/')[2]} {verdict['commit']} `{script['path']}`{named}"
+        same = "yes" if runs["1"]["weights"] == runs["2"]["weights"] else "no"
+        for fault in (fault for fault in script["poison"].split() if f"placed {fault}" in verdict):
+            codes = ", ".join(dict.fromkeys(place.rpartition(" ")[2] for place in verdict[f"placed {fault}"]))
+            ends = (in_words(verdict[f"{kind} {fault}"]) for kind in ("damage", "contained"))
+            lines.append(f"| {' | '.join((first, same, fault, *ends, codes or 'none'))} |")
+            first = same = ""
     return "\n".join(lines)
+
+
+def in_words(end: str) -> str:
+    """How a run ended, for the table."""
+    end = end.removeprefix("state finite, but ").replace("stopped by the guard", "stopped")
+    end = re.sub(r"(\d+) values not finite", lambda found: f"{int(found[1]):,} bad", end)
+    if end in ("yes", "none"):
+        return "to its end"
+    return end.removesuffix(", last loss not finite").replace("last loss not finite", "to its end, loss bad")
 
 
 def main() -> int:
