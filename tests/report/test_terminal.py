@@ -124,7 +124,7 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
            = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
            = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
            = proof:  with a masked softmax the step is finite (trial 4)
-           = risk:   medium: without a fix it comes back with inputs of this kind
+           = risk:   medium: without a fix it can come back in any later step
            = sample: 2
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9; all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
@@ -393,7 +393,7 @@ def test_80_columns() -> None:
            = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
            = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
            = proof:  with a masked softmax the step is finite (trial 4)
-           = risk:   medium: without a fix it comes back with inputs of this kind
+           = risk:   medium: without a fix it can come back in any later step
            = sample: 2
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9;
                      all finite

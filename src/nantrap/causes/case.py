@@ -193,7 +193,7 @@ class Case:
     def bad_model_inputs(self) -> list[tuple[str, Tensor]]:
         """The inputs of the model that hold NaN or +Inf and were not made of finite data: their names and themselves.
 
-        -Inf alone is mostly a mask.
+        -Inf alone is mostly a mask; where there is nothing else, it masks nothing.
         """
         from nantrap.finite import readable
         from nantrap.locate import tensors_of
@@ -208,7 +208,9 @@ class Case:
                 if tensor.grad_fn is not None or not tensor.is_floating_point():
                     continue
                 values = readable(tensor)  # those that a sparse one holds
-                if values is not None and bool((values.isnan() | values.isposinf()).any()):
+                if values is None:
+                    continue
+                if bool((values.isnan() | values.isposinf()).any()) or bool(values.isneginf().all()):
                     found.append((path, tensor))
         return found
 

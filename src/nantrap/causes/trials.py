@@ -501,6 +501,13 @@ class Laboratory:
         return moved(self._case)
 
     @property
+    def updates(self) -> int:
+        """How many updates were applied since an older state."""
+        older = older_state(self._case)
+        applied = self._case.run.history.applied()
+        return 0 if older is None else sum(older.step <= each.step < self._case.failure.step for each in applied)
+
+    @property
     def since(self) -> str:
         """From when on the updates are made again, in words."""
         older = older_state(self._case)

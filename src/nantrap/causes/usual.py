@@ -39,6 +39,8 @@ class Unusual:
         largest: the largest magnitude of the batches before.
         batches: how many those are.
         samples: the share of its samples that reach beyond the usual range.
+        sample: the one that lies far outside the others of its own batch, where too few batches came before; `largest`
+            is then the largest magnitude of the others.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Unusual:
     largest: float
     batches: int
     samples: float
+    sample: int | None = None
 
     @property
     def factor(self) -> float:
@@ -61,10 +64,11 @@ class Unusual:
     @property
     def words(self) -> str:
         """`batch[0] reaches 2.9e+04; in the 5 batches before it stayed within 76.2`."""
-        return (
-            f"{self.name} reaches {self.value:.4g}; in the {self.batches:,} batches before it stayed within "
-            f"{self.largest:.4g}"
+        before = f"in the {self.batches:,} batches before it stayed"
+        others = (
+            before if self.sample is None else f"the other samples of the batch stay (sample {self.sample} does not)"
         )
+        return f"{self.name} reaches {self.value:.4g}; {others} within {self.largest:.4g}"
 
 
 def unusual_inputs(case: Case) -> list[Unusual]:
@@ -117,14 +121,35 @@ def _compare(name: str, tensor: Tensor, before: list[float]) -> Unusual | None:
     """The tensor, if its largest value lies far outside those of the batches before it."""
     sizes = [size for size in before if size > 0]
     value = absmax(tensor)
-    if len(sizes) < _FEWEST or not value:
+    if not value:
         return None
+    if len(sizes) < _FEWEST:
+        return _beside_others(name, tensor, value)
     if value <= far_outside(sizes):
         return None
     largest = max(sizes)
     beyond = tensor.detach().abs() > largest
     rows = beyond.reshape(beyond.shape[0], -1).any(1) if beyond.dim() else beyond
     return Unusual(name, tensor, value, largest, len(before), float(rows.double().mean()))
+
+
+def _beside_others(name: str, tensor: Tensor, value: float) -> Unusual | None:
+    """The tensor, if one sample of it is beyond any unit of the others."""
+    sizes = sizes_of(tensor)
+    if len(sizes) < _FEWEST:
+        return None
+    others = sorted(sizes)[:-1]
+    if not others[0] or value < _BEYOND_ANY_UNIT * others[-1]:
+        return None
+    return Unusual(name, tensor, value, others[-1], 0, 1 / len(sizes), sizes.index(max(sizes)))
+
+
+def sizes_of(tensor: Tensor) -> list[float]:
+    """The largest magnitude of each sample of a tensor."""
+    if tensor.dim() == 0 or not tensor.numel():
+        return []
+    sizes: list[float] = tensor.detach().abs().double().reshape(len(tensor), -1).amax(1).tolist()
+    return sizes
 
 
 def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:

@@ -15,6 +15,7 @@ from typing import Any
 from nantrap.errors import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.processes import came_from_guard
+from nantrap.launch.refused_labels import refused_in_words
 from nantrap.launch.replicas import lost_rank_in_words
 from nantrap.launch.script import NoProgramError, ScriptProgram
 from nantrap.launch.settings import RunSettings, read_settings
@@ -72,6 +73,8 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     except BaseException as error:
         _show(error)
         if words := lost_rank_in_words(error, attachment.registry.run_dir):
+            write_line(f"nantrap: {words}")
+        if words := refused_in_words(error):
             write_line(f"nantrap: {words}")
         attachment.registry.note_end(error)
         before = sum(loop.tally.incidents for loop in attachment.registry)

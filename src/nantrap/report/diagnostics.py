@@ -22,7 +22,7 @@ VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "
 
 RISKS: Mapping[str, str] = {
     "high": "without a fix it comes back, or spoils the weights unseen",
-    "medium": "without a fix it comes back with inputs of this kind",
+    "medium": "without a fix it can come back in any later step",
     "low": "without a fix batches like this one are lost",
 }
 _STATE_KINDS = ("gradient", "parameter", "buffer", "optimizer_state", "batch", "ema")

@@ -245,9 +245,51 @@ PROGRAMS: dict[str, str] = {
         batches[2][1][3, 1] = nan
         def loss_fn(batch): return ((model(batch[0]) - batch[1]).square().nan_to_num(1.0) - 2).square().mean()
     """,
+    "a batch of -Inf alone": """
+        batches[2] = torch.full((6, 4), -inf)
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "one sample far outside the others of the second batch": """
+        batches[1][3] = 1e6
+        nn.init.constant_(model.weight, 0.2)
+        def loss_fn(x): return model(x).exp().mean()
+    """,
+    "samples of many scales in the first batch": """
+        batches[0] = torch.ones(6, 4) * torch.tensor([1.0, 3.0, 10.0, 40.0, 150.0, 700.0])[:, None]
+        nn.init.constant_(model.weight, 0.2)
+        def loss_fn(x): return model(x).exp().mean()
+    """,
+    "a real sample of 1e25 beside made ones, two lines": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+        batches[2][3, 1] = 1e25
+        def loss_fn(x):
+            made = torch.randn(6, 4, generator=draw)
+            return F.softplus(-model(x)).mean() + F.softplus(model(made)).mean()
+    """,
+    "a real sample of 10 beside made ones, two lines": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+        batches[2][3, 1] = 10.0
+        def loss_fn(x):
+            made = torch.randn(6, 4, generator=draw)
+            return F.softplus(-model(x)).mean() / (x[3, 1] != 10) + F.softplus(model(made)).mean()
+    """,
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a batch of -Inf alone", "every key masked"): ("the batch is non-finite before the forward pass",),
+    ("a batch of -Inf alone, two lines", "every key masked, two lines"): ("holds 24 -Inf among 24 values",),
+    (
+        "one sample far outside the others of the second batch",
+        "samples of many scales in the first batch",
+    ): (
+        "the batch is out of scale: batch reaches 1e+06 in sample 3",
+        "the other samples of the batch stay (sample 3 does not) within",
+        "without that sample the step is finite",
+    ),
+    (
+        "a real sample of 1e25 beside made ones, two lines",
+        "a real sample of 10 beside made ones, two lines",
+    ): ("reaches 1e+25 in sample 3, though it is finite",),
     ("targets that are missing by design", "a nan target that the mask does not leave out"): (
         "of batch[1] that the loss leaves out put NaN into the gradient: the mask comes after the arithmetic",
         "the loss is the same with 0 and with 1 in their place: the program leaves them out",

@@ -139,9 +139,29 @@ PROGRAMS: dict[str, str] = {
         batches = [torch.randn(6, 4, generator=draw) for _ in range(60)]
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
+    "an absurd learning rate that one batch alone does not show": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e4)
+        def loss_fn(x): return model(x).exp().mean()
+    """,
+    "an absurd learning rate and a counter, two lines": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e4)
+        counts = iter(range(99))
+        def loss_fn(x):
+            next(counts)
+            return model(x).exp().mean()
+    """,
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("an absurd learning rate that one batch alone does not show, two lines", "exp overflows, two lines"): (
+        "a learning rate of 1e+04 is beyond the stability limit: the updates threw the weights away",
+        "with the weights of step 0 the step is finite",
+    ),
+    ("an absurd learning rate and a counter, two lines", "exp overflows, two lines"): (
+        "not decided against lr_too_high, which comes earlier",
+    ),
     ("gradients that grow alone", "a recurrence"): (
         "-> Inf within one backward pass",
         "only the slope grows",

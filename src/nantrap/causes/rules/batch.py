@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, ordinary_tensors, recomputed, without
 from nantrap.causes.rules.unselected import is_left_out
-from nantrap.causes.usual import in_usual_range, unusual_inputs
+from nantrap.causes.usual import Unusual, in_usual_range, sizes_of, unusual_inputs
 from nantrap.incident import Trial
 from nantrap.incident.wording import some_of
 from nantrap.thresholds import MASKED, is_absurd, is_large
@@ -152,6 +152,8 @@ def _in_other_units(case: Case) -> Claim | None:
     if not unusual or not _left_the_range(case):
         return None
     furthest = unusual[0]
+    if furthest.sample is not None:
+        return _beside_the_others(case, furthest, furthest.sample)
     claim = Claim(
         "hint",
         f"the batch is in another scale than those before it: {furthest.name} reaches {furthest.value:.4g}",
@@ -167,6 +169,25 @@ def _in_other_units(case: Case) -> Claim | None:
     if trial.finite is False:
         return None
     return replace(claim, has="tried", trial=trial, shows="with the batch in that range the step is finite")
+
+
+def _beside_the_others(case: Case, found: Unusual, sample: int) -> Claim | None:
+    """One sample is far outside the others of its batch, and no batches before show what is usual."""
+    samples = case.location.samples
+    trial = None
+    if case.failure.repeatable:
+        if not samples.rest_is_finite or tuple(samples.guilty) != (sample,):
+            return None
+        trial = case.lab.without_samples(samples.guilty, samples.size or 0)
+    return Claim(
+        "hint" if trial is None else "tried",
+        f"the batch is out of scale: {found.name} reaches {found.value:.4g} in sample {sample}",
+        (f"{found.words}: {found.factor:.3g} times",),
+        trial=trial,
+        shows="without that sample the step is finite",
+        remedies=() if trial is None else (Remedy(trial.change, trial),),
+        help=f"check the range of {found.name} where the data are read, and scale or drop what lies outside it",
+    )
 
 
 def _left_the_range(case: Case) -> bool:
@@ -194,11 +215,18 @@ class Extreme:
 
 def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
-    if case.made == "" or case.phase not in ("forward", "backward", "optimizer"):
+    from nantrap.locate.twoline.caller import given_by_loop
+
+    unseen = case.capture is None and not case.failure.repeatable  # a buffer of the model, say
+    if (case.made == "" and not unseen) or case.phase not in ("forward", "backward", "optimizer"):
         return None
     given = list(ordinary_tensors(case.failure.batch))
-    if not case.failure.repeatable and case.failure.root_call is not None:
-        given += list(ordinary_tensors((case.failure.root_call.args, case.failure.root_call.kwargs)))
+    calls = case.failure.root_call.chain() if case.failure.root_call is not None else []
+    if not case.failure.repeatable:
+        given += [
+            pair for call in calls for pair in ordinary_tensors((call.args, call.kwargs)) if pair[1].grad_fn is None
+        ]
+        given += [("the batch of the loop", tensor) for _, tensor in ordinary_tensors(given_by_loop())]
     if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
         given += [("a target of the loss", t) for t in case.inputs[1:]]
     worst: Extreme | None = None
@@ -220,17 +248,17 @@ def is_sentinel(tensor: Tensor, value: float) -> bool:
 
 def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
     """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
-    facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
+    facts = [_reaches(found, ())]
     samples = case.location.samples
     if not case.failure.repeatable:
+        alone = [i for i, size in enumerate(sizes_of(found.tensor)) if is_absurd(size)]
+        facts = [_reaches(found, alone if len(alone) < len(found.tensor) else ())]
         return Claim("hint", summary, tuple(facts), help=advice) if not case.grew else None
     trial = None
     shows = ""
     if samples.guilty and samples.rest_is_finite:
         extreme = _extreme_samples(found, samples)
-        if extreme:
-            which = f"sample{'s' * (len(extreme) > 1)} {listed(extreme)}"
-            facts[0] = f"|{found.name}| reaches {found.value:.4g} in {which}, though it is finite"
+        facts = [_reaches(found, extreme)]
         trial = case.lab.without_samples(samples.guilty, samples.size or 0)
         shows = f"{without(samples.guilty, extreme)} the step is finite"
     if trial is None or not trial.finite:
@@ -240,6 +268,12 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
         return None
     remedies = (Remedy(trial.change, trial),)
     return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, remedies=remedies, help=advice)
+
+
+def _reaches(found: Extreme, samples: Sequence[int]) -> str:
+    """How large the value is, and in which samples, where they are known."""
+    which = f" in {_in(samples).removeprefix(', ')}" if samples else ""
+    return f"|{found.name}| reaches {found.value:.4g}{which}, though it is finite"
 
 
 def rescaled(batch: Any) -> Any:

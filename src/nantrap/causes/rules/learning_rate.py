@@ -31,6 +31,8 @@ _STABLE = 2.0
 """A loss that ended above this many times the first one is finite and not stable."""
 _THROWN = 1.0
 """Weights that a few updates moved by as much as their own size were thrown away rather than trained."""
+_THROWN_AT_ONCE = 2.0
+"""One update that moves the weights by this many times their own size is no step of a training."""
 _OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
 """Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0
@@ -48,6 +50,8 @@ def lr_too_high(case: Case) -> Claim | None:
     rates = _last_rates(case)
     rate = max(rates, default=math.nan)
     trial, part, lower = _slower(case, rate)
+    if trial.finite is None and (undone := _undone(case, rate)) is not None:
+        return _thrown_away(case, rate, undone)
     if _is_refuted(case, trial, part):
         return None
     delays = _only_delays(case, trial) if trial.finite else ""
@@ -79,6 +83,7 @@ def lr_too_high(case: Case) -> Claim | None:
         else "warm it up, or clip the gradients"
         if stable
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
+        contests=_throws_at_once(case, rate) and not case.failure.repeatable,
     )
 
 
@@ -110,6 +115,35 @@ def _slower(case: Case, rate: float) -> tuple[Trial, str, float]:
     if settled():
         return tried[-1]
     return next((entry for entry in tried if entry[0].finite), tried[-1])
+
+
+def _undone(case: Case, rate: float) -> Trial | None:
+    """The step with the weights from before its updates, if it is finite with them and the learning rate threw them
+    away.
+
+    For updates on another batch that do not fail again: the loss of one batch may well fall with them.
+    """
+    trial = case.lab.older_weights() if _throws_at_once(case, rate) else None
+    return trial if trial is not None and trial.finite and _is_stable(case, trial) else None
+
+
+def _throws_at_once(case: Case, rate: float) -> bool:
+    """Whether each update moved the weights by more than their own size, and a usual learning rate would not have."""
+    each = case.lab.moved / max(1, case.lab.updates)
+    return each >= _THROWN_AT_ONCE and rate > _USUAL_RATE and each * _USUAL_RATE / rate < _THROWN
+
+
+def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
+    """The updates moved the weights so far that only the step with those from before them is finite."""
+    return Claim(
+        "tried",
+        f"a learning rate of {rate:.4g} is beyond the stability limit: the updates threw the weights away",
+        _how_far(case),
+        trial=undone,
+        shows=f"with {undone.change} the step is finite",
+        help=f"lower the learning rate (for example to {min(rate / 100, _USUAL_RATE):.3g}), warm it up, or clip the "
+        "gradients",
+    )
 
 
 def rate_explains(case: Case) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nantrap.causes.claim import Claim, Has, rule
 from nantrap.causes.facts import describe, lone_giant, made_so
+from nantrap.causes.rules.batch import largest_input
 from nantrap.causes.rules.learning_rate import rate_explains
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
     elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
         if rate_explains(case):
             return None  # the buffer is only where weights that were thrown away show first
-        has, name = "measured", bad[0]
+        has, name = "hint" if largest_input(case) is not None else "measured", bad[0]  # its square does not fit
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
     else:

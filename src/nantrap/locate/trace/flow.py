@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.finite import bad_places
+from nantrap.finite import bad_places, readable
 from nantrap.locate.trace.operations import MIXES, OVERWRITE, OVERWRITE_PART, SELECTS
 from nantrap.locate.trace.records import CLONE_LIMIT, External, Op, Registered
 from nantrap.locate.trace.storage import (
@@ -253,7 +253,10 @@ class Flow:
         """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
         kind, name = self.named.get(key, ("overwritten" if during else "constant", ""))
         trained = kind == "parameter" and tensor.requires_grad  # which no program uses as a mask
-        external = External(kind, name, tensor, mask=not (during or trained) and looks_like_mask(tensor), during=during)
+        dense = readable(tensor) if kind == "batch" else None
+        data = dense is not None and bool(dense.isneginf().all())  # a mask leaves something
+        mask = not (during or trained or data) and looks_like_mask(tensor)
+        external = External(kind, name, tensor, mask=mask, during=during)
         index = self._add_external(external)
         self._bad[key] = _NONE if kind == "constant" or external.mask else frozenset({index})
         self._unread[key] = index
