@@ -299,10 +299,7 @@ def inject(
     if isinstance(faults, str):
         wanted: tuple[Fault, ...] = parse_faults(faults)
     else:
-        several = tuple(faults) if isinstance(faults, Iterable) else (faults,)
-        if not all(isinstance(fault, Fault) for fault in several):
-            raise UsageError(f"inject({faults!r:.200}): expected text such as 'grad:0.01,seed=1', a Fault, or several")
-        wanted = several
+        wanted = tuple(faults) if isinstance(faults, Iterable) else (faults,)
     if not all(isinstance(fault, Fault) for fault in wanted):
         raise UsageError('inject takes text such as "grad:0.01,seed=1", a Fault, or several Faults')
     injector = Injector(wanted, model=model, optimizer=optimizer)
