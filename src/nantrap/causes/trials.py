@@ -135,7 +135,9 @@ class Laboratory:
         runs = 1 if harness in self._controls else 2
         if self._budget.allows(steps * runs):
             return None
-        return f"{self._budget} was spent" if self.out_of_time else f"{self._budget} does not allow {steps * runs} more"
+        if self.out_of_time:
+            return f"{self._budget} was spent"
+        return f"{self._budget} does not allow {steps * runs} more steps"
 
     @property
     def out_of_time(self) -> bool:
