@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nantrap_systems import baselines, load_system
-from nantrap_systems.figures import main, table_of
+from nantrap_systems import SYSTEMS, baselines, load_system
+from nantrap_systems.figures import main, read_rows, table_of
 
 
 def way(quality: float, **more: Any) -> dict[str, Any]:
@@ -25,6 +25,16 @@ def test_the_table() -> None:
     second = row(9, clean=way(0.8), plain=way(0.0), a=way(0.1), b=way(0.7), nantrap=way(0.7, stopped=True))
     *_, last = table_of([first, second]).splitlines()
     assert last == "| temi | `nan_row` | 85.0% | 0.0% | 40.0% b | 75.0% (stopped) | 95% |"
+
+
+def test_the_table_of_the_page_is_made_from_its_file() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    rows = read_rows(docs / "figures.jsonl")
+    text = (docs / "figures.md").read_text(encoding="utf-8")
+    assert text.partition("<!-- begin table -->\n")[2].partition("\n<!-- end table -->")[0] == table_of(rows)
+    assert {(row["system"], row["fault"]) for row in rows} == {
+        (name, fault.name) for name in SYSTEMS for fault in load_system(name).faults
+    }
 
 
 def test_what_the_file_holds_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
