@@ -124,7 +124,7 @@ def judge(path: Path, form: str, tally: Tally, *, to_the_end: bool = False) -> N
     compute = loss_function(case)
     bad_at_first = not state_is_finite(case)
     # no time passes by this clock: a busy machine must not change an answer
-    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(clock=lambda: 0.0))
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(seconds=600, clock=lambda: 0.0))
     guard = nantrap.Guard(case["model"], case["optimizer"], max_grad_norm=None, policy=policy, quiet=True)
     incident, at, took, crash = None, -1, 0.0, ""
     for step, batch in enumerate(batches(case)):

@@ -4,7 +4,7 @@
 
 Each program is trained in a process of its own with one thread: plain, with the two lines of a guard, and under
 `nantrap run`. Printed are the seconds of the loop and what one incident added. A plain run computes with NaN from its
-first bad step on, which takes the same time on a CPU..
+first bad step on, which takes the same time on a CPU.
 """
 
 from __future__ import annotations

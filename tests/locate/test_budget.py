@@ -47,6 +47,11 @@ def test_what_takes_too_many_steps_is_not_begun() -> None:
     assert not budget.allows(40)
 
 
+def test_what_takes_many_short_steps_is_begun_on_a_slow_machine_too() -> None:
+    assert Budget(step=0.4, clock=still).allows(80)
+    assert not Budget(step=0.4, clock=still).allows(200)
+
+
 def test_a_part_ends_before_the_whole() -> None:
     clock = counted(2.0)
     budget = Budget(step=1.0, clock=clock)

@@ -50,8 +50,11 @@ class Budget:
         return not self.allows(0.0)
 
     def allows(self, steps: float) -> bool:
-        """Whether there is time for so many more steps."""
-        return self.took + steps * self.step < self.seconds
+        """Whether there is time for so many more steps. Short ones may take longer than the rest of the twenty seconds:
+        a busy machine, on which they take longer, must not change what is tried on a small model."""
+        took = self.took
+        whole = self._seconds * self._share if self._in_steps <= _FLOOR else self.seconds
+        return took < self.seconds and took + steps * self.step < whole
 
     def part(self, share: float) -> Budget:
         """A budget that begins now and has at most this share of the whole, and not more than what is left of it."""
