@@ -137,10 +137,15 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     recent = case.run.history.applied()[-RECENT:]
     anchors = [] if case.run.anchors is None or not recent else case.run.anchors.candidates()
     anchor = next((anchor for anchor in reversed(anchors) if anchor.step <= recent[0].step), None)
-    if anchor is None:
+    first = case.run.first
+    if anchor is not None:
+        step, value_of = anchor.step, anchor.snapshot.value_of
+    elif first is not None and recent and first.fits():
+        step, value_of = case.run.history.applied()[0].step, first.value_of
+    else:
         return None
     trained = [parameter for parameter in case.failure.parameters.values() if parameter.requires_grad]
-    pairs = [(parameter, anchor.snapshot.value_of(parameter)) for parameter in trained]
+    pairs = [(parameter, value_of(parameter)) for parameter in trained]
     if any(value is None or value.shape != parameter.shape for parameter, value in pairs):
         return None
 
@@ -148,7 +153,7 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
         for parameter, value in pairs:
             parameter.copy_(value)
 
-    return anchor.step, write
+    return step, write
 
 
 def driven(
