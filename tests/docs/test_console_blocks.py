@@ -97,7 +97,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     watched = [{**entry, "watch": {"alpha": 0.5}} if "lr" in entry else entry for entry in entries]
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in watched), encoding="utf-8")
-    shutil.copytree(exp1, folder / "runs" / "exp2")
+    for name in ("exp2", "a"):
+        shutil.copytree(exp1, folder / "runs" / name)
     shutil.copytree(exp1 / "incidents" / "000012-r0", exp1 / "incidents" / "000007-r0")
     (exp1 / "checkpoints").mkdir()
     for step, number in ((30, 0.5), (40, float("nan"))):
