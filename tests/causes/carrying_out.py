@@ -319,7 +319,10 @@ for _name, _value in {"_carried_out_float": _float, "nantrap": nantrap, "math": 
     setattr(builtins, _name, _value)  # what an edited program would import
 
 
-_PARTS = {"a tenth": 10, "a hundredth": 100, "a thousandth": 1_000, "a ten-thousandth": 10_000}
+_PARTS = {
+    "a tenth": 10, "a hundredth": 100, "a thousandth": 1_000, "a ten-thousandth": 10_000, "a millionth": 1_000_000,
+    "a hundred-millionth": 100_000_000,
+}  # fmt: skip
 
 
 def _described(text: str, incident: Incident) -> Edit | None:

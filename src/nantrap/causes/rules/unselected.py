@@ -103,10 +103,17 @@ def is_left_out(case: Case) -> bool:
             [] if case.trace is None else [i for i, e in case.trace.externals.items() if e.name == case.external.name]
         )
         missing = case.external.kind == "batch" and _marks_missing(case, case.external)
-        return missing and case.lab.is_left_out("batch", known.__contains__)
+        return missing and _reaches_the_end(case) and case.lab.is_left_out("batch", known.__contains__)
     if not math.isfinite(case.failure.loss_value) or made_in_forward(case) is None:
         return False
     return case.lab.is_left_out("forward", lambda origin: origin >= 0)
+
+
+def _reaches_the_end(case: Case) -> bool:
+    """Whether the loss or a gradient is not finite. Where only a buffer is, the buffer took what is missing."""
+    from nantrap.finite import any_nonfinite
+
+    return not math.isfinite(case.failure.loss_value) or any_nonfinite(case.failure.gradients.values())
 
 
 def _marks_missing(case: Case, external: External) -> bool:

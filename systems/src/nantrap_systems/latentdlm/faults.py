@@ -211,7 +211,7 @@ NAN_NORM = Fault(
         ),
         caution(),
     ),
-    cause="bad_input_data",
+    cause="where_unselected_branch",
     module="data",
 )
 

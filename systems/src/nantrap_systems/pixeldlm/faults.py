@@ -284,7 +284,7 @@ FAULTS = (
             ),
             CAUTION,
         ),
-        cause="bad_input_data",
+        cause="where_unselected_branch",
         module="data",
     ),
     Fault(
