@@ -101,7 +101,7 @@ def test_nothing_is_left_out_in_time() -> None:
 
 
 def test_the_same_failure_again_is_compared_and_not_tried() -> None:
-    policy = Policy(max_consecutive_skips=10, diagnosis=Diagnosis(clock=still))
+    policy = Policy(max_consecutive_skips=10, diagnosis=Diagnosis(repeats=1, clock=still))
     first, second, third = failures(policy, steps=3)
     assert (first.same_as, second.same_as, third.same_as) == (None, 0, 0)
     assert first.trials

@@ -95,7 +95,7 @@ class Diagnosis:
 
     seconds: float = 60.0
     steps: float = 20.0
-    repeats: int = 1
+    repeats: int = 3
     armed: Literal["after", "always", "off"] = "after"
     armed_steps: int = 100
     clock: Callable[[], float] = time.monotonic
