@@ -41,8 +41,9 @@ hypothesis.settings.load_profile("nantrap")
 @pytest.fixture(autouse=True)
 def _same_start_and_end() -> Iterator[None]:
     torch.manual_seed(0)
-    folder, settings = os.getcwd(), dict(os.environ)
+    folder, settings, main = os.getcwd(), dict(os.environ), sys.modules["__main__"]
     yield
+    sys.modules["__main__"] = main  # a script that was run in this process would run again in each one it spawns
     torch.set_default_dtype(torch.float32)
     if _get_current_dispatch_mode_stack():  # of a guard that was not closed: it ends when the guard is collected
         gc.collect()

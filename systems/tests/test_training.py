@@ -88,11 +88,11 @@ def test_the_guarded_script_skips_and_writes_the_journal(tmp_path: Path, capsys:
     options += ["--set=training.batch_size=16"]
     assert main(load_system("pixeldlm"), options) == 0
     err = capsys.readouterr().err
-    assert "error[NT101]" in err
+    assert "error[NT303]" in err
     assert "checkpoint: " in err
     assert (tmp_path / "journal-r0.jsonl").exists()
     log = (tmp_path / "latest.log").read_text()
-    assert re.search(r"^ERROR: NaN or Inf in step \d+: NT101 ", log, re.M)
+    assert re.search(r"^ERROR: NaN or Inf in step \d+: NT303 ", log, re.M)
 
 
 def test_on_a_terminal_the_line_is_rewritten_and_messages_replace_it(tmp_path: Path) -> None:

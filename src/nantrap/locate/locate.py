@@ -133,7 +133,9 @@ def _from_norm(failed: Failure) -> Location:
 
 def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bool) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
+    probes = read_probes()
     unwritten = unwritten_memory(failed, replay)
+    clear_probes()
     if unwritten is not None:
         location = location_of(unwritten, fallback=failed.symptom, batch=failed.batch)
         findings = tuple(finding for finding in location.findings if finding.kind != "activation")
@@ -148,8 +150,7 @@ def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bo
         ).noting("the place is read from the graph of the failed pass, since its replay does not show it")
     if not replay.failed and replay.error is None and (hidden := cannot_rewind(failed.forward, failed.batch)):
         location = location.noting(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
-    location = replace(location, notes=(*location.notes, *changed), probes=read_probes())
-    clear_probes()
+    location = replace(location, notes=(*location.notes, *changed), probes=probes)
     found = find_samples(failed, budget=budget.part(1 / 3)) if replay.failed and samples else location.samples
     if location.phase == "data" and not found.guilty:
         guilty = sorted({i for finding in location.findings for i in finding.samples})

@@ -242,8 +242,9 @@ def test_a_learning_rate_is_tried_by_all_ranks(ranks: Ranks, name: str) -> None:
     results = ranks(name)
     leader = next(rank for rank in results if rank["trials"])
     assert leader["cause"] == ["lr_too_high", True]
-    assert [name for name, *_ in leader["trials"]] == ["tenth_of_rate", "rate_by_100", "no_rate"]
-    assert all(rest == [True, ""] for _, *rest in leader["trials"])
+    finite = [name for name, *rest in leader["trials"] if rest == [True, ""]]
+    # where each rank has all weights, the step of one rank alone with those from before the updates is enough
+    assert finite == (["tenth_of_rate", "rate_by_100", "no_rate"] if name == "sharded_rate" else ["older_weights"])
     assert {rank["cause"][0] for rank in results} == {"lr_too_high"}
 
 

@@ -11,5 +11,5 @@ def build():
         error = (m(b[0]) - b[1]) ** 2
         return torch.nanmean(error)
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=3, autocast_dtype=None,
-                truth=dict(cause="where_unselected_branch", also=["bad_input_data"], module="data", phase="data", op=None, first_bad_step=1,
+                truth=dict(cause="bad_input_data", also=["where_unselected_branch"], module="data", phase="data", op=None, first_bad_step=1,
                            why="NaN marks a missing target, and nanmean leaves it out after the subtraction: 0 * NaN in the backward pass", loss_finite_at_first_bad_step=True))

@@ -79,7 +79,13 @@ class FieldSpan:
 
     def to_dict(self) -> dict[str, Any]:
         """The entry of the JSON document."""
-        return {"field": self.field, "values": self.values, "min": self.least, "max": self.greatest, "mean": self.mean}
+        return {
+            "field": self.field,
+            "values": self.values,
+            "min": self.least,
+            "max": self.greatest,
+            "mean": float(f"{self.mean:.9g}"),
+        }
 
 
 @dataclass(frozen=True, slots=True)
