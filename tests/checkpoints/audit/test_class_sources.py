@@ -239,7 +239,7 @@ def test_no_class_on_this_machine_that_runs_code_is_called_ok(
         (checkpoint,) = audit(path).checkpoints
         assert (name, checkpoint.verdict) == (name, verdict)
         assert main(["audit", str(path)]) == code
-        assert capsys.readouterr().err.startswith(f"{verdict:<3} ")
+        assert capsys.readouterr().out.startswith(f"{verdict:<3} ")
     assert checkpoint.problems[0].message == "the pickle names attacklib.Plain, and runs none of their code"
 
 
@@ -252,7 +252,7 @@ def test_code_that_cannot_be_judged_is_reported_and_not_moved(
     path = tmp_path / "a.pkl"
     path.write_bytes(raw)
     assert main(["audit", str(path), "--quarantine", str(tmp_path / "away")]) == 1
-    words = capsys.readouterr().err
+    words = capsys.readouterr().out
     assert "warning[NT913]: loading it would run code of unclearlib.Kept, and nantrap cannot tell what it does" in words
     assert "(unclearlib.Kept.__setstate__: go())" in words
     assert "1 checkpoint read: 0 healthy, 0 not, 1 with code that is not known" in words
@@ -267,7 +267,7 @@ def test_a_class_that_is_not_here_fails_only_where_that_is_asked_for(
     path = tmp_path / "a.pkl"
     path.write_bytes(b"\x80\x04\x8c\x08__main__\x8c\x06Config\x93)\x81}\x8c\x01aK\x01sb.")
     assert main(["audit", str(path)]) == 0
-    assert "needs the code of __main__.Config, which is not on this machine" in capsys.readouterr().err
+    assert "needs the code of __main__.Config, which is not on this machine" in capsys.readouterr().out
     assert main(["audit", "--strict", str(path)]) == 1
     path.write_bytes(pickle.dumps({"model": {"w": [1.0]}}))
     assert main(["audit", "--strict", str(path)]) == 0

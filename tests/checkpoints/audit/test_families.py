@@ -149,7 +149,7 @@ def test_a_run_that_stopped_learning(
         "./epoch_1.pt to ./epoch_3.pt: the optimizer made no update between them. Its counter stays at 10 while the "
         "epoch goes from 1 to 3 (NT505 dead_training)"
     )
-    assert f"hint: {hint}\n" in capsys.readouterr().err
+    assert f"hint: {hint}\n" in capsys.readouterr().out
     assert nantrap.audit(".").to_dict()["hints"] == [hint]
 
 

@@ -25,7 +25,7 @@ from nantrap.checkpoints.audit.known_names import (
     RUNS,
     VALUES,
 )  # fmt: skip
-from nantrap.checkpoints.audit.pickles import GETATTR, HOOKS, Name, PickleCall
+from nantrap.checkpoints.audit.pickles import GETATTR, HOOKS, Name, Persistent, PickleCall
 
 _REBUILD: Final = frozenset(name for name in FUNCTIONS if name.module == "torch._utils")
 _NUMPY_CORE = ("numpy.core", "numpy._core")
@@ -256,9 +256,9 @@ def _makes_new(call: PickleCall) -> CallEffect:
     return judge_call(_as_new(call, call.arguments[0], call.arguments[1:]))[1]
 
 
-def _as_new(call: PickleCall, made: object, arguments: tuple[object, ...]) -> PickleCall:
+def _as_new(call: PickleCall, made: object, arguments: tuple[object, ...], how: str = "new") -> PickleCall:
     """The call as NEWOBJ would write it, with what is put into the result."""
-    new = PickleCall(made, arguments, "new")
+    new = PickleCall(made, arguments, how)
     new.state, new.is_filled, new.items, new.pairs = call.state, call.is_filled, call.items, call.pairs
     return new
 
@@ -269,10 +269,19 @@ def _rebuilds_from_type(call: PickleCall) -> CallEffect:
     made = given[1] if len(given) == 4 else None
     if isinstance(made, Name) and given[0] in _REBUILD and _is_class(made) and isinstance(given[2], tuple):
         inner = judge_call(PickleCall(given[0], given[2]))[1]
-        new = _as_new(call, made, ())
-        new.state, new.is_filled = given[3], True  # the function calls `__setstate__`
+        new = _as_new(call, made, (), how="tensor")
+        new.state, new.is_filled = given[3], True  # the function calls `__setstate__`, or sets each attribute
         return inner if inner.kind != "data" or _is_type(made) else _judge_class(new, made)
     return _WRONG
+
+
+def _wraps(call: PickleCall) -> CallEffect:
+    """`torch._utils._rebuild_wrapper_subclass(cls, dtype, size, ...)`: what is done with the result calls the class."""
+    made = call.arguments[0] if call.arguments else None
+    rest = PickleCall(call.function, call.arguments[1:])
+    if not isinstance(made, Name) or not _are_plain(rest, types=True):
+        return _WRONG
+    return judge_call(_as_new(call, made, (), how="tensor"))[1]
 
 
 def new_with_keywords(call: PickleCall) -> PickleCall | None:
@@ -337,6 +346,7 @@ MAKES: Final[Mapping[Name, Callable[[PickleCall], CallEffect]]] = {
     Name("copyreg", "__newobj__"): _makes_new,
     Name("torch._tensor", "_rebuild_from_type"): _rebuilds_from_type,
     Name("torch._tensor", "_rebuild_from_type_v2"): _rebuilds_from_type,
+    Name("torch._utils", "_rebuild_wrapper_subclass"): _wraps,
 }
 """Callables that make an instance of a class, or of a tensor's subclass: it decides."""
 
@@ -475,22 +485,29 @@ def _hooks_of(call: PickleCall) -> Iterator[str]:
     if call.how == "reduce":
         yield from ("__init__", "__post_init__")
     if call.is_filled:
-        yield from ("__setstate__", "__getattr__", "__getattribute__")
-    if call.is_filled and isinstance(call.state, tuple):
-        slots = call.state[-1] if call.state else None
-        yield from ("__setattr__", *(key for key in slots or () if isinstance(slots, dict) and isinstance(key, str)))
+        yield from ("__setstate__", "__getattr__", "__getattribute__", "__dict__")
+    if call.is_filled and (isinstance(call.state, tuple) or call.how == "tensor"):
+        parts = call.state if isinstance(call.state, tuple) else (call.state,)
+        keys = [key for part in parts if isinstance(part, dict) for key in part]
+        yield from ("__setattr__", *(key for key in keys if isinstance(key, str)))
+    if call.how == "tensor":
+        yield from ("__torch_function__", "__torch_dispatch__")
+    if call.how == "source":
+        yield "dump_patches"  # torch then writes how the source differs into a file
     if call.items is not None:
         yield from ("append", "extend", "add")
     if call.pairs is not None:
         yield "__setitem__"
     if call.is_key:
-        yield from ("__hash__", "__eq__")
+        yield "__hash__"
+    if call.is_key or call.is_compared:
+        yield from ("__eq__", "__ne__")
 
 
 def judge_state(target: object, state: object) -> tuple[str, str] | None:
     """What is wrong with giving this object that state. A global must not be changed, and no hook may be added."""
-    if isinstance(target, Name):
-        return target.full, "would be changed"
+    if isinstance(target, (Name, Persistent)):
+        return target.full if isinstance(target, Name) else "(a storage)", "would be changed"
     if _is_function_call(target) and not (isinstance(target, PickleCall) and target.is_call_of("functools.partial")):
         return "(the result of getattr)", "would be changed"
     if isinstance(target, PickleCall) and target.is_call_of("logging.getLogger", "builtins.type", "operator.getitem"):

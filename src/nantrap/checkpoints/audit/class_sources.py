@@ -440,7 +440,8 @@ def _effect_of_method(found: _Class, name: str, depth: int) -> Seen:
                 return Seen("unclear", f"{found.node.name}.{name} is decorated")
             return _effect_of_body(found, node, depth)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        is_value = isinstance(getattr(node, "value", None), ast.Constant) or getattr(node, "value", 0) is None
+        value = getattr(node, "value", 0)  # a constant is not called, and `dump_patches` is read
+        is_value = value is None or (isinstance(value, ast.Constant) and not (name == "dump_patches" and value.value))
         if not is_value and any(name in _bound(target) for target in targets):
             return Seen("unclear", f"{found.node.name}.{name}")
     return _NOTHING

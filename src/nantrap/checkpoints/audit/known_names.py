@@ -216,7 +216,7 @@ VALUES: Final = _pairs({
         "ndarray bool_ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intc uintc longlong ulonglong intp "
         "uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 clongdouble str_ "
         "bytes_ object_ void datetime64 timedelta64 generic number integer floating inexact matrix recarray "
-        "record memmap"
+        "record"
     ),
     "zoneinfo": "ZoneInfo",
     "collections.abc": "Mapping MutableMapping Sequence MutableSequence Iterable Iterator Callable Hashable Set",
@@ -351,8 +351,12 @@ TOUCHES: Final = frozenset(
             ("torch.optim", "torch.nn.modules.rnn", "torch.ao.", "torch.distributed", "torch.utils.data")
         )
     )
-    or name.module in ("random", "inspect", "omegaconf.dictconfig", "omegaconf.listconfig", "tokenizers", "string")
-    or name.module.startswith("transformers.tokenization")
+    or name.module
+    in _words(
+        "random inspect omegaconf.dictconfig omegaconf.listconfig string uuid _io itertools torch torch._C "
+        "torch.nn.parameter torch.nn.modules.linear_cross_entropy_options"
+    )
+    or name.module.startswith(("transformers.tokenization", "tokenizers", "numpy"))
 )
 """Classes among these whose `__setstate__` calls methods of the values in its state: these must be known."""
 

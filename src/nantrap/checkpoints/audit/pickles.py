@@ -20,6 +20,8 @@ from typing import IO, Any, Final, NamedTuple
 _MOST_WORK: Final = 16_000_000
 """Opcodes, with containers counted four times: about 400 MB of objects, and a few seconds."""
 _LONGEST_LINE = 1 << 20
+_LONGEST_INTEGER = 1 << 10
+"""Bytes: Python writes no integer of more than 4,300 digits as text."""
 _U2, _U4, _U8, _I4 = (struct.Struct(layout) for layout in ("<H", "<I", "<Q", "<i"))
 _F8 = struct.Struct(">d")
 
@@ -67,12 +69,13 @@ class Name:
 class PickleCall:
     """What an unpickler would have called, with everything the pickle then put into the result.
 
-    `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone. `is_filled`:
-    the result is given a state, through its `__setstate__` if it has one. `is_key`: it is hashed, as the key of a
-    dictionary or a member of a set.
+    `how`: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone, `tensor` one whose attributes
+    are set by torch, and `source` only compares the source of a class. `is_filled`: the result is given a state,
+    through its `__setstate__` if it has one. `is_key`: it is hashed, as the key of a dictionary or a member of a set.
+    `is_compared`: `torch.load` compares it with a number.
     """
 
-    __slots__ = ("arguments", "function", "how", "is_filled", "is_key", "items", "pairs", "state")
+    __slots__ = ("arguments", "function", "how", "is_compared", "is_filled", "is_key", "items", "pairs", "state")
 
     def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
         self.function = function
@@ -81,6 +84,7 @@ class PickleCall:
         self.state: object = None
         self.is_filled = False
         self.is_key = False
+        self.is_compared = False
         self.items: list[object] | None = None
         self.pairs: dict[object, object] | None = None
 
@@ -244,6 +248,12 @@ class _Machine:
         import codecs
 
         self.stack.append(codecs.escape_decode(text[1:-1])[0].decode("utf-8", "replace"))
+
+    def op_long4(self) -> None:
+        data = self.take(self.number(_I4))
+        if len(data) > _LONGEST_INTEGER:
+            raise TooLargeError("an integer in it is too long to be shown")
+        self.stack.append(int.from_bytes(data, "little", signed=True))
 
     # The memo.
 
@@ -431,7 +441,10 @@ class _Machine:
             if function.qualname == "Counter":
                 _hash(flat)
                 return {}
-            return self._update({}, [part for pair in flat for part in _as_tuple(pair)])
+            if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in flat):
+                self.offences["it makes a dictionary of what are no pairs"] = None
+                return call
+            return self._update({}, [part for pair in flat for part in pair])
         if function in _SEQUENCES:
             items = first if isinstance(first, (list, tuple)) else ()
             self._spend(len(items))
@@ -466,7 +479,7 @@ class _Machine:
 
     def op_binpersid(self) -> None:
         """Put a reference to something outside on the stack; a class that the old format keeps with its source is a
-        name.
+        name, and torch compares that source with the one that is here.
         """
         self._work += 3
         identity = self.stack.pop()
@@ -476,7 +489,10 @@ class _Machine:
             and identity[0] == "module"
             and isinstance(identity[1], Name)
         ):
-            self.stack.append(identity[1])  # the old format of torch keeps a module's source with its class
+            if not all(isinstance(part, (str, type(None))) for part in identity[2:]):
+                self.offences["it keeps a source that is no text"] = None
+            self.calls.append(PickleCall(identity[1], (), "source"))
+            self.stack.append(identity[1])
             return
         if not _is_storage(identity):
             self.offences["it refers to something outside that is no storage"] = None
@@ -519,6 +535,9 @@ class _Machine:
                 _hash((key,))
             elif key in HOOKS and not isinstance(value, (str, int, float, type(None))):
                 self.offences[f"it plants {key}, which the unpickler would call"] = None
+            old = mapping.get(key)
+            if old is not value and isinstance(old, (Name, PickleCall, Persistent, dict, list, tuple)):
+                self.offences["it replaces an entry of a dictionary, which may have been used before"] = None
             mapping[key] = value
         self._spend(len(items))
         return target
@@ -531,7 +550,7 @@ _HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
     b"M": lambda m: m.stack.append(m.number(_U2)),  # BININT2
     b"L": lambda m: m.stack.append(int(m.line().rstrip(b"L"))),  # LONG
     b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.take(1)[0]), "little", signed=True)),  # LONG1
-    b"\x8b": lambda m: m.stack.append(int.from_bytes(m.take(m.number(_I4)), "little", signed=True)),  # LONG4
+    b"\x8b": _Machine.op_long4,
     b"T": lambda m: m.stack.append(m.take(m.number(_I4)).decode("utf-8", "replace")),  # BINSTRING
     b"U": lambda m: m.stack.append(m.take(m.take(1)[0]).decode("utf-8", "replace")),  # SHORT_BINSTRING
     b"B": lambda m: m.stack.append(m.take(m.number(_U4))),  # BINBYTES
@@ -583,7 +602,7 @@ def _is_storage(identity: object) -> bool:
         return False
     kind, *rest = identity[1:]
     parts = [part for value in rest for part in (value if isinstance(value, tuple) else (value,))]
-    is_type = isinstance(kind, Name) and kind.module.startswith("torch") and kind.qualname.endswith("Storage")
+    is_type = isinstance(kind, Name) and f"{kind.module}.".startswith("torch.") and kind.qualname.endswith("Storage")
     return is_type and all(part is None or isinstance(part, (str, int)) for part in parts)
 
 

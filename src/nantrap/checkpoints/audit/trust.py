@@ -67,13 +67,18 @@ class Imports:
 NOTHING: Final = Imports({})
 
 
-def judge(pickle: Pickle, *, loads: Callable[[PickleCall], bool] = lambda call: False) -> Imports:
+def judge(
+    pickle: Pickle, *, loads: Callable[[PickleCall], bool] = lambda call: False, compared: bool = False
+) -> Imports:
     """What loading this pickle would do.
 
     Args:
         pickle: as `read_pickle` gave it.
         loads: whether a call of `torch.storage._load_from_bytes` was followed into its bytes and judged there.
+        compared: `torch.load` compares the value with the number that a file of torch begins with.
     """
+    if compared and isinstance(pickle.value, PickleCall):
+        pickle.value.is_compared = True
     run: dict[str, str] = {f"({offence})": offence for offence in pickle.offences}
     made: dict[str, None] = {}
     here: dict[str, None] = {}
@@ -105,7 +110,8 @@ def judge(pickle: Pickle, *, loads: Callable[[PickleCall], bool] = lambda call: 
     for target, state in pickle.builds:
         if isinstance(state, dict) and not all(isinstance(state.get(key, {}), (dict, list)) for key in _OF_A_MODULE):
             unclear.setdefault("torch.nn.Module", "its tables are no dictionaries")
-        if isinstance(state, (PickleCall, Name)) and (code := reach.code_in((state,))) is not None:
+        used = () if isinstance(target, PickleCall) and isinstance(state, (dict, list, tuple)) else (state,)
+        if (code := reach.code_in(used)) is not None:
             unclear.setdefault(code, "it is the state of another object")
         offence = judge_state(target, state)
         if offence is not None:
@@ -218,17 +224,34 @@ def _used(call: PickleCall, kind: str) -> Iterable[object]:
     """What the code that makes this object touches: its arguments, and where it has code of its own all it holds."""
     function = call.function
     everything = (call.state, call.items, call.pairs)
-    if kind == "moves" or function in TOUCHES or call.is_key:
+    is_compared = call.is_compared and kind == "data" and not _is_of_torch(function)
+    if kind == "moves" or function in TOUCHES or call.is_key or is_compared:
         return (*_without_function(call), *everything)
     if function in KEEPS:
-        return tuple(argument for argument in call.arguments if isinstance(argument, PickleCall))
+        return tuple(argument for argument in call.arguments if isinstance(argument, (PickleCall, Name)))
     if isinstance(function, Name) and (function in EXCEPTIONS or function.qualname in ("partial", "_partial")):
         return ()
-    if call.is_call_of("torch._utils._rebuild_parameter_with_state"):
-        return call.arguments[:3]
-    return _without_function(call)
+    given = call.arguments[:3] if call.is_call_of(_WITH_STATE) else _without_function(call)
+    return (*given, *_used_of_state(call, kind))
 
 
+def _used_of_state(call: PickleCall, kind: str) -> Iterable[object]:
+    """What of its state the code that fills this object touches: nothing where it only becomes attributes."""
+    state = call.state
+    is_array = call.function in FITS and isinstance(state, tuple) and len(state) == 5 and isinstance(state[4], list)
+    if is_array and isinstance(state, tuple) and not call.is_call_of("numpy.ma.core._mareconstruct"):
+        return state[:4]  # an array of objects keeps them
+    parts = state if isinstance(state, tuple) and len(state) == 2 and not _is_of_torch(call.function) else (state,)
+    is_a_class = kind in ("here", "moves", "absent") or call.function in CLASSES
+    becomes_attributes = is_a_class and all(part is None or isinstance(part, dict) for part in parts)
+    return () if becomes_attributes else (state,)
+
+
+def _is_of_torch(function: object) -> bool:
+    return isinstance(function, Name) and function.module.partition(".")[0] == "torch"
+
+
+_WITH_STATE: Final = "torch._utils._rebuild_parameter_with_state"
 _OF_A_MODULE: Final = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _PLAIN_TYPES: Final = frozenset(
     Name("collections", kind) for kind in ("defaultdict", "OrderedDict", "Counter", "deque")

@@ -430,7 +430,7 @@ def capture(parts: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
         streams = RngState.capture()
         state["rng"] = {
             "torch_cpu": streams.torch_cpu,
-            "torch_cuda": list(streams.torch_cuda),
+            "torch_cuda": list(streams.torch_devices),
             "python": streams.python,
             "numpy": streams.numpy,
         }
@@ -458,10 +458,10 @@ def restore(state: Mapping[str, Any], parts: Mapping[str, Any], *, rng: bool, st
 
 
 def restore_rng(saved: Mapping[str, Any]) -> None:
-    """Put the random streams back; those of GPUs only where there are as many as there were."""
-    cuda = tuple(saved["torch_cuda"])
-    cuda = cuda if len(cuda) == torch.cuda.device_count() else ()
-    RngState(saved["torch_cpu"], cuda, saved["python"], saved["numpy"]).restore()
+    """Put the random streams back; those of an accelerator only where it has as many devices as there were."""
+    devices = tuple(saved["torch_cuda"])
+    devices = devices if len(devices) == len(RngState.capture().torch_devices) else ()
+    RngState(saved["torch_cpu"], devices, saved["python"], saved["numpy"]).restore()
 
 
 def _state_of(name: str, part: Any) -> Any:

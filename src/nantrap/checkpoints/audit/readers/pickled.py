@@ -25,6 +25,7 @@ from nantrap.checkpoints.audit.trust import NOTHING, Imports, judge
 from nantrap.incident.wording import escaped
 
 _MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
 _COUNT = struct.Struct("<q")
 _MOST_PICKLES = 1000
 _TAR_BLOCK = 512
@@ -89,6 +90,8 @@ def _is_tar(block: bytes) -> bool:
 def _old_torch(source: ByteSource, pickles: list[Pickle], position: int) -> Contents:
     """The contents of a file in torch's format before 1.6: five pickles, then the storages."""
     tree, keys = pickles[3].value, pickles[4].value
+    if pickles[1].value != _PROTOCOL:
+        raise UnreadableError("NT908", "the version of the format is not the one that torch writes")
     found = find_tensors(tree)
     imports = NOTHING
     for pickle in pickles:
@@ -106,8 +109,8 @@ def _old_torch(source: ByteSource, pickles: list[Pickle], position: int) -> Cont
 
 def _extents(source: ByteSource, position: int, keys: object, found: Found) -> list[Extent]:
     """Where the storages of an old file lie, each with its tensors; raises where file and pickle disagree."""
-    if not isinstance(keys, list):
-        raise UnreadableError("NT908", "the list of storages after the object is not a list")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise UnreadableError("NT908", "the list of storages after the object is not a list of names")
     storages = {item.storage.key: item.storage for item in found.tensors if item.storage}
     placed: dict[str, dict[object, StoredTensor]] = {}
     extents = []
@@ -145,7 +148,7 @@ def _plain(source: ByteSource, pickle: Pickle, others: Imports) -> Contents:
     """The contents of a plain pickle: arrays, and tensors whose storages are pickled inside it."""
     loads = [call for call in pickle.calls if call.is_call_of(LOADER)]
     storages = {id(call): _storage(call, source) for call in loads}
-    imports = judge(pickle, loads=lambda call: id(call) in storages) + others
+    imports = judge(pickle, loads=lambda call: id(call) in storages, compared=True) + others
     for inner in storages.values():
         imports += inner.imports
     extents: dict[str, Extent] = {}
