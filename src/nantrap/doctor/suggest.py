@@ -94,7 +94,7 @@ def _step(source: SettingSource, setting: Setting, level: str) -> tuple[Any, str
             return max(1, int(streams * _STREAMS[level])), f"streams × {_STREAMS[level]:g}"
     least = _LEAST_TEMPERATURE.get(level, {}).get(role_of(setting))
     if least is not None and value is not None and 0 < value < least:
-        return least, f"temperature at least {least:g}: logits are multiplied by at most {1 / least:g}"
+        return least, f"{setting.name} at least {least:g}: logits are multiplied by at most {1 / least:g}"
     distils = any(role_of(each) != "temperature" for each in source.all("temperature"))
     if setting.key == "beta" and level in _BETA and distils and value is not None and _BETA[level] < value < 1:
         return _BETA[level], f"beta {_BETA[level]:g}: the gradient of the PMI loss is proportional to it"
@@ -148,7 +148,7 @@ def _mends(source: SettingSource, setting: Setting) -> Iterator[tuple[str, Any, 
             yield "NT813", max(1, int(total * 0.01)), "1 % of the steps"
     elif key == "temperature":
         least = max(lowest_temperature(setting.names), 0.04)
-        yield "NT818", least, f"at least {least:g}"
+        yield "NT818", least, f"{setting.name} at least {least:g}"
     elif key == "nan_filter":
         yield "NT821", False, "show NaN in the log"
     elif key == "save_steps":

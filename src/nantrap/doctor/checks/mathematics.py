@@ -76,7 +76,8 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
     """torch.where chooses the good value, but the bad one still gives a NaN gradient.
 
     High where the condition tests all that the argument depends on, and the function is part of a forward pass or a
-    loss, directly or through its callers in other files.
+    loss, directly or through its callers in other files. Not where the result is only a field of what the function
+    gives: no loss is seen that uses it.
     """
     for call, place in module.sites("where"):
         found = operation(module, call)
@@ -95,8 +96,12 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
         for side, chosen in zip(sides, (True, False), strict=True):
             risky, depends = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
             if risky is not None:
+                target = place.statement.targets[0] if isinstance(place.statement, ast.Assign) else None
+                aside = depends or (
+                    target is not None and _is_only_a_field(place.function, dotted(target), call.lineno)
+                )
                 yield Sighting(
-                    "high" if not depends and _is_trained(module, place.function, repository) else "medium",
+                    "high" if not aside and _is_trained(module, place.function, repository) else "medium",
                     call.lineno,
                     ast.unparse(side)[:80],
                     f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN",
@@ -297,6 +302,26 @@ def _is_setting(node: ast.expr, function: Function) -> bool:
 
 def _of_an_optimizer(function: Function) -> bool:
     return function.owner is not None and any("Optim" in name_of(base) for base in function.owner.bases)
+
+
+def _is_only_a_field(function: Function, name: str, line: int, depth: int = 0) -> bool:
+    """Whether all uses of a name after a line are fields of an object that is made: `Output(mask=mask)`."""
+    uses: list[ast.AST] = []
+    fields: set[int] = set()
+    derived: dict[int, tuple[str, int]] = {}
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id == name and node.lineno > line:
+            uses.append(node)
+        elif isinstance(node, ast.Call) and name_of(node.func)[:1].isupper():
+            fields.update(id(keyword.value) for keyword in node.keywords)
+        elif isinstance(node, ast.Assign):
+            known = dotted(node.targets[0]), node.lineno
+            derived.update((id(part), known) for part in ast.walk(node.value))
+    return bool(uses) and all(
+        id(each) in fields
+        or (depth < 2 and id(each) in derived and _is_only_a_field(function, *derived[id(each)], depth + 1))
+        for each in uses
+    )
 
 
 def _is_trained(module: Module, function: Function, repository: Repository) -> bool:

@@ -29,7 +29,7 @@ from nantrap.doctor.source.expressions import (
 )
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
-_PROBABILITY: Final = re.compile(r"^p\d?$|^p_?[a-z]$|prob(?!lem)")
+_PROBABILITY: Final = re.compile(r"^p\d?$|^p(?!i$)_?[a-z]$|prob(?!lem)")
 _LOGS: Final = ("log", "log2", "log10")
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
 _PADDING: Final = re.compile(
@@ -41,6 +41,8 @@ _TEMPERATURES: Final = frozenset(
     ["temperature", "temp", "tau", "student_temp", "teacher_temp", "student_temperature", "teacher_temperature"]
 )
 _A_LOSS: Final = re.compile(r"loss|nce|contrast|distill|criterion")
+_POSITIVE: Final = re.compile(r"sigma|std|var|scale|det|norm|count|len|num|size|temp|beta|alpha|weight|eps|prior")
+"""Names of what a program keeps above zero by what it is."""
 _GENERATION: Final = frozenset([
     "top_p", "top_k", "max_new_tokens", "max_tokens", "do_sample", "num_beams", "repetition_penalty",
     "num_generations", "max_completion_length", "response_length", "max_gen_len", "n_samples", "beam_size",
@@ -122,7 +124,16 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighti
             continue
         value = place.function.latest(name, call.lineno)
         found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
-        if found is None or _changed_in_place(place.function, name, call.lineno):
+        if _changed_in_place(place.function, name, call.lineno):
+            continue
+        if found is None:
+            if _is_as_given(place.function, name, value):
+                yield Sighting.of(
+                    call,
+                    "low",
+                    f"log({name}) is -Inf where {name} is 0, and the gradient is Inf: nothing here keeps it above 0",
+                    f"{name}.clamp(min=1e-6), or compute the loss from logits",
+                )
             continue
         yield Sighting.of(
             call,
@@ -197,6 +208,16 @@ def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: b
     """
     what = "with an epsilon: finite, but flat where it matters" if eased else without_floor
     return Sighting.of(call, "low" if eased else "medium", f"log of a {name} {what}", fix)
+
+
+def _is_as_given(function: Function, name: str, value: ast.expr | None) -> bool:
+    """Whether a name is what a loss written by hand was given, or what a model returned: its range is not known."""
+    if name in ("self", "cls") or _POSITIVE.search(name.lower()):
+        return False
+    if value is None:
+        owner = function.owner.name if function.owner is not None else ""
+        return name in function.parameters and bool(_A_LOSS.search(f"{owner} {function.name}".lower()))
+    return isinstance(value, ast.Call) and name_of(value.func).lower() in ("model", "net", "network", "decoder")
 
 
 def _logarithms(module: Module) -> Iterator[tuple[ast.Call, CodePlace, ast.expr]]:

@@ -95,7 +95,8 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
     """The learning rate is far above what Adam can use.
 
     High where nothing of the network was read, or where what was read shows that it is deep (see `_is_too_high`).
-    Small networks train well at 0.01, so elsewhere it is a warning.
+    Small networks train well at 0.01, so elsewhere it is a warning; and where another branch gives the same setting to
+    an optimizer that is no Adam, because the value may be meant for that one.
     """
     for each in source.all("lr"):
         rate = number(each.value)
@@ -107,12 +108,13 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         usual = _usual_for(source, repository)
-        certain = not usual and _is_too_high(source, rate, repository)
+        rival = _rival(source, each)
+        certain = not usual and not rival and _is_too_high(source, rate, repository)
+        doubt = f"usual for {usual or 'a small network'}, too high for a deep one"
         yield Sighting.at(
             each,
             "high" if certain else "medium",
-            f"{each.name} is {rate:g} with {name}"
-            + ("" if certain else f": usual for {usual or 'a small network'}, too high for a deep one"),
+            f"{each.name} is {rate:g} with {name}" + ("" if certain else f": {rival or doubt}"),
             "begin with 1e-4",
         )
 
@@ -172,6 +174,16 @@ def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
     if optimizer is not None:
         return is_adam(optimizer.value) is True
     return source.framework == "hf" and source.kind != "argparse"  # its default is AdamW
+
+
+def _rival(source: SettingSource, rate: Setting) -> str:
+    """That the code also makes another optimizer of the same setting, which is no Adam; empty if it does not."""
+    same = [each for each in source.all("lr") if each.parent == rate.parent and each.value == rate.value]
+    others = [each.value for each in source.all("optimizer") if each.parent == rate.parent]
+    rivals = [str(each) for each in others if is_adam(each) is False]
+    if source.kind != "optimizer" or len(same) < 2 or not rivals:
+        return ""
+    return f"too high if it is chosen; {rivals[0]} is given the same setting"
 
 
 def _usual_for(source: SettingSource, repository: Repository) -> str:

@@ -76,7 +76,7 @@ def check_data(
     factories = [name for name in names if factory.is_factory(name)]
     datasets = [(name, factory.make_dataset(name)) for name in factories]
     findings: list[DataFinding] = []
-    files = _files([name for name in names if name not in factories], findings)
+    files, not_read = _files([name for name in names if name not in factories], findings)
     if not files and not findings and not datasets:
         raise UsageError(f"{', '.join(names)}: no data file of a known kind was found")
     listener.on_total(sum(file.size for file in files))
@@ -92,9 +92,8 @@ def check_data(
         name: run.lengths.get(name, 0) for name in factories
     }
     findings.sort(key=lambda each: (order.get(each.file, len(order)), each.file, each.code, str(each.field)))
-    return DataReport(
-        tuple(names), lengths, sum(file.size for file in files), tuple(findings), run.all_notes(), run.spans()
-    )
+    size = sum(file.size for file in files)
+    return DataReport(tuple(names), lengths, size, tuple(findings), run.all_notes(), run.spans(), tuple(not_read))
 
 
 def _advance(listener: ReadingProgress, size: int | None, done: int) -> None:
@@ -325,9 +324,10 @@ def _known(file: _File) -> str:
     return found
 
 
-def _files(names: Sequence[str], findings: list[DataFinding]) -> list[_File]:
-    """Every file to read, each once, in order. In a folder, files of unknown kind are skipped."""
+def _files(names: Sequence[str], findings: list[DataFinding]) -> tuple[list[_File], list[str]]:
+    """Every file to read, each once, in order; and the files of a folder that no reader knows by their name."""
     files: dict[str, _File] = {}
+    unknown: dict[str, None] = {}
     for name in names:
         if "://" not in name and not os.path.lexists(name):
             matched = sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else []
@@ -337,8 +337,11 @@ def _files(names: Sequence[str], findings: list[DataFinding]) -> list[_File]:
             matched = [name]
         for path in matched:
             for file in _below(path, findings):
-                files.setdefault(file.path, file)
-    return list(files.values())
+                if file.format is None and file.root == path:
+                    unknown[file.path] = None
+                else:
+                    files.setdefault(file.path, file)
+    return list(files.values()), [path for path in unknown if path not in files]
 
 
 def _below(path: str, findings: list[DataFinding]) -> list[_File]:
@@ -357,4 +360,4 @@ def _below(path: str, findings: list[DataFinding]) -> list[_File]:
                 if format_of_content(source.read(0, 512)) == "image":
                     known = "image"
         return [_File(path, root, known, size)]
-    return [_File(each, path, format_of(each), size) for each, size in listed if format_of(each) is not None]
+    return [_File(each, path, format_of(each), size) for each, size in listed]

@@ -99,6 +99,7 @@ class DataReport:
         findings: what was found, file by file.
         notes: what was left out and why.
         spans: minimum, maximum and mean of each field.
+        not_read: the files of a folder that no reader knows.
     """
 
     paths: tuple[str, ...]
@@ -107,6 +108,7 @@ class DataReport:
     findings: tuple[DataFinding, ...] = ()
     notes: tuple[str, ...] = field(default=())
     spans: tuple[FieldSpan, ...] = ()
+    not_read: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -128,6 +130,7 @@ class DataReport:
             "findings": [finding.to_dict() for finding in self.findings],
             "fields": [span.to_dict() for span in self.spans],
             "notes": list(self.notes),
+            "not_read": list(self.not_read),
         }
 
 
