@@ -116,7 +116,7 @@ def calls() -> list[Call]:
 
 CALLS = calls()
 OTHERWISE = {"AdaLNZero", "MaskedAttention", "RMSNorm", "Sinkhorn"}  # modules on the functions above
-WITHOUT_GRADIENT = {"tokens_to_colour", "colour_to_tokens", "ctc_feasible"}
+WITHOUT_GRADIENT = {"tokens_to_colour", "colour_to_tokens", "ctc_feasible", "reference"}  # the last names a function
 
 every_call = pytest.mark.parametrize("call", CALLS, ids=[f"{c.name}-{i}" for i, c in enumerate(CALLS)])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

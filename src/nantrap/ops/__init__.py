@@ -41,6 +41,7 @@ from nantrap.ops.masked import (
     masked_softmax,
 )
 from nantrap.ops.norms import RMSNorm, rms_norm, safe_norm, safe_std, safe_var
+from nantrap.ops.references import reference
 
 __all__ = [
     "AdaLNZero",
@@ -64,6 +65,7 @@ __all__ = [
     "min_snr_weight",
     "modulate",
     "normalize_weights",
+    "reference",
     "rms_norm",
     "safe_acos",
     "safe_asin",
