@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nantrap.incident import Phase
+from nantrap.incident import During, Phase
 from nantrap.locate.nodes import leaves_below
 from nantrap.locate.replay.program import schedules_in
 from nantrap.locate.replay.rng import RngState
@@ -153,6 +153,7 @@ class Failure:
         crew: the other ranks, where the step is run again by all of them.
         tape: the trace of the step itself, if it ran under one.
         run: what is known of the run around it.
+        during: what it was a part of; only a training step has gradients.
     """
 
     step: int
@@ -182,6 +183,7 @@ class Failure:
     averaged: bool = False
     crew: Crew | None = None
     run: RunFacts = field(default_factory=RunFacts)
+    during: During = "training"
 
     @property
     def repeatable(self) -> bool:

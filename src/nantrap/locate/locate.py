@@ -151,7 +151,9 @@ def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bo
     if not replay.failed and replay.error is None and (hidden := cannot_rewind(failed.forward, failed.batch)):
         location = location.noting(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
     location = replace(location, notes=(*location.notes, *changed), probes=probes)
-    found = find_samples(failed, budget=budget.part(1 / 3)) if replay.failed and samples else location.samples
+    found = location.samples
+    if replay.failed and samples:
+        found = find_samples(failed, budget=budget.part(1 / 3), seen=location.bad_rows)
     if location.phase == "data" and not found.guilty:
         guilty = sorted({i for finding in location.findings for i in finding.samples})
         found = replace(found, guilty=tuple(guilty), note="")

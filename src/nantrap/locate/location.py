@@ -55,9 +55,27 @@ class Location:
     unwritten: bool = False
     """The operation left memory unwritten that was read. `replay` is a re-run with fresh memory filled with NaN."""
 
+    def bad_rows(self, size: int) -> tuple[frozenset[int], frozenset[int]]:
+        """The rows with bad values in what the operation gave, and in what any operation gave that made some.
+
+        Only results with so many rows count.
+        """
+        others = () if self.replay is None else self.replay.trace.captures.values()
+        own = frozenset().union(*() if self.capture is None else (_bad_rows(self.capture, size),))
+        return own, own.union(*(_bad_rows(each, size) for each in others))
+
     def noting(self, *notes: str) -> Location:
         """The same place with more notes, after those that it has."""
         return replace(self, notes=(*self.notes, *notes))
+
+
+def _bad_rows(capture: Capture, size: int) -> frozenset[int]:
+    """The rows with bad values in the results of an operation that have so many rows."""
+    found: set[int] = set()
+    for tensor in capture.outputs:
+        if tensor.dim() and len(tensor) == size and tensor.layout == torch.strided:
+            found.update(bad_places(tensor).reshape(size, -1).any(dim=1).nonzero().flatten().tolist())
+    return frozenset(found)
 
 
 FINITE_REPLAY = "the replay is finite"

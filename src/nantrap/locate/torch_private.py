@@ -145,9 +145,9 @@ hook_adder = operator.attrgetter("_register_hook_dict")
 
 
 def has_hooks(tensor: Tensor | None) -> bool:
-    """Whether the program has put hooks on a tensor that may change its gradient. Those of FSDP gather weights only."""
+    """Whether a tensor has hooks of the program, which may change its gradient. Those of FSDP and DeepSpeed do not."""
     hooks = {} if tensor is None else tensor._backward_hooks or {}
-    return not all(_module_of(hook).startswith("torch.distributed.") for hook in hooks.values())
+    return not all(_module_of(hook).startswith(("torch.distributed.", "deepspeed.")) for hook in hooks.values())
 
 
 def _module_of(hook: Any) -> str:

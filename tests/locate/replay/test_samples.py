@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,3 +196,28 @@ def test_parts_of_the_batch_carry_the_scale_that_they_have_in_it() -> None:
     outcome = guard.attempt(loss, batch)
     assert outcome.incident is not None
     assert outcome.incident.samples == (5,)
+
+
+def fails_above(limit: Callable[[Tensor], float], bad: dict[int, float]) -> nantrap.Incident:
+    """The incident of a batch of 8 whose values above a limit that depends on the batch have no logarithm."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), run_dir=None, quiet=True)
+    batch = torch.ones(8, 1)
+    for row, value in bad.items():
+        batch[row] = value
+    outcome = guard.attempt(lambda part: (limit(part) - model(part)).log().mean(), batch)
+    assert outcome.incident is not None
+    return outcome.incident
+
+
+def test_a_sample_whose_row_is_good_in_the_batch_is_not_named() -> None:
+    """It fails alone, and in the batch as soon as another sample is replaced; there its row is good."""
+    incident = fails_above(lambda part: 1.6 + 0.4 * float(part.max() > 2.2), {3: 2.5, 6: 1.7})
+    assert incident.samples == (3,)
+
+
+def test_a_sample_whose_row_is_bad_in_the_batch_is_named_though_it_is_finite_alone() -> None:
+    incident = fails_above(lambda part: 2.0 - 0.08 * len(part), {3: 2.5, 6: 1.5})
+    assert incident.samples == (3, 6)

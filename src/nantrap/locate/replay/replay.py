@@ -334,7 +334,8 @@ def forward_and_backward(failed: Failure, batch: Any, *, seed: float | None = No
     if not math.isfinite(value) and (stop_early or not loss.requires_grad):
         return Part(False, value)
     factor = failed.loss_factor if seed is None else seed
-    failed.backward(loss, [torch.full_like(loss, factor)])
+    if failed.during == "training":
+        failed.backward(loss, [torch.full_like(loss, factor)])
     gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
     bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
     finite = math.isfinite(value) and not bad and _left_finite(failed, list(gradients.values()), bad_before)

@@ -1,4 +1,4 @@
-"""The random streams as they were: torch (CPU and every initialised CUDA device), Python and NumPy.
+"""The random streams as they were: torch (the CPU and each device of an accelerator), Python and NumPy.
 
 Capturing happens once per step in a healthy run, so it must cost almost nothing. NumPy's `get_state` takes 60 µs and
 Python's `getstate` 12. Both are Mersenne Twisters: a draw moves their position, and after 624 of them every word is
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.accelerator import current_accelerator
 
 from nantrap.locate.python_private import PYTHON_GENERATOR, numpy_bit_generator
 from nantrap.locate.replay.program import ProgramState
@@ -35,7 +36,7 @@ class RngState(NamedTuple):
     """All random streams at one moment. `program` is what the program keeps itself: its generators and attributes."""
 
     torch_cpu: Tensor
-    torch_cuda: tuple[Tensor, ...]
+    torch_devices: tuple[Tensor, ...]
     python: Any
     numpy: Any
     program: ProgramState | None = None
@@ -48,9 +49,8 @@ class RngState(NamedTuple):
             program: the program's own state at this moment, from `Program.capture`.
         """
         global _python_seen, _numpy_seen, _numpy_generator, _numpy_mark
-        cuda: tuple[Tensor, ...] = ()
-        if torch.cuda.is_initialized():
-            cuda = tuple(torch.cuda.get_rng_state_all())
+        accelerator = current_accelerator()
+        devices = () if accelerator is None else _streams_of(accelerator)
         if _python_mark is None:
             python = random.getstate()
         else:
@@ -70,7 +70,7 @@ class RngState(NamedTuple):
         elif _numpy_mark.raw != _numpy_seen[0] or numpy[_HAS_GAUSS]:
             numpy = np.random.get_state()
             _numpy_seen = (_numpy_mark.raw, numpy)
-        return cls(torch.default_generator.get_state(), cuda, python, numpy, program)
+        return cls(torch.default_generator.get_state(), devices, python, numpy, program)
 
     def now(self) -> RngState:
         """The same streams, generators and attributes as they are at this moment."""
@@ -85,10 +85,30 @@ class RngState(NamedTuple):
         if self.program is not None:
             self.program.restore(beside=beside)
         torch.set_rng_state(self.torch_cpu)
-        if self.torch_cuda:
-            torch.cuda.set_rng_state_all(list(self.torch_cuda))
+        accelerator = current_accelerator()
+        if self.torch_devices and accelerator is not None:
+            _restore_streams(accelerator, self.torch_devices)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
+
+
+def _streams_of(accelerator: torch.device) -> tuple[Tensor, ...]:
+    """The stream of each device of an accelerator; none before the program uses it. The host keeps them: no wait."""
+    module = torch.get_device_module(accelerator)
+    if not getattr(module, "is_initialized", module.is_available)() or not hasattr(module, "get_rng_state"):
+        return ()
+    if hasattr(module, "get_rng_state_all"):
+        return tuple(module.get_rng_state_all())
+    return (module.get_rng_state(),)
+
+
+def _restore_streams(accelerator: torch.device, states: tuple[Tensor, ...]) -> None:
+    """Give each device of an accelerator its stream back."""
+    module = torch.get_device_module(accelerator)
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(list(states))
+    else:
+        module.set_rng_state(states[0])
 
 
 _TWISTER = struct.Struct("=i624I")  # CPython's Random object: its header, then the position, then the words

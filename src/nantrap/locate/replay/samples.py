@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,34 @@ _FIRST_FOUND = 8
 """So many guilty samples in a row, and no part that is finite: then samples from the rest of the batch are tried."""
 
 
-def find_samples(failed: Failure, *, budget: Budget, max_runs: int = 64) -> Samples:
-    """Bisect the batch. Stops when the budget is spent, or after `max_runs`, and returns what it knows by then."""
+def find_samples(
+    failed: Failure,
+    *,
+    budget: Budget,
+    max_runs: int = 64,
+    seen: Callable[[int], tuple[Set[int], Set[int]]] = lambda size: (frozenset(), frozenset()),
+) -> Samples:
+    """Bisect the batch. Stops when the budget is spent, or after `max_runs`, and returns what it knows by then.
+
+    Args:
+        failed: the failed step.
+        budget: how long it may take.
+        max_runs: how often the step may be run.
+        seen: the rows of the whole batch, of this size, in which the guilty operation gave bad values, and those in
+            which any operation did. Where some of the samples that were found are among them, the others are bad only
+            in a part of the batch, which is rounded differently.
+    """
     if not failed.repeatable:
         return Samples(note="the guilty sample cannot be found in the two-line form; use guard.attempt")
+    if not any(True for _ in tensors_of(failed.batch)):
+        return Samples(note="no sample was searched: which tensors are the batch is not known")
     size = batch_size(failed.batch)
     if size is None:
-        return Samples(note="the batch cannot be split: it holds no tensor with a sample dimension")
+        shown = any(True for _ in tensors_of(failed.batch))
+        why = (
+            "the batch holds no tensor with a sample dimension" if shown else "the code does not show what the batch is"
+        )
+        return Samples(note=f"the guilty sample was not searched: {why}")
     if size == 1:
         indices = dataset_indices(failed.batch, (0,), 1)
         return Samples((0,), 1, note="the batch holds a single sample", dataset_indices=indices)
@@ -82,6 +103,8 @@ def find_samples(failed: Failure, *, budget: Budget, max_runs: int = 64) -> Samp
         guilty = []
         note = f"each of the {search.alone} samples that were run alone fails, so no single one is the reason"
     guilty = search.also_in_the_batch(guilty)
+    rows, rows_of_any = seen(size)
+    guilty = [each for each in guilty if each in rows_of_any] or guilty
     if not guilty:
         return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
     rest = [i for i in everything if i not in set(guilty)]
@@ -89,6 +112,9 @@ def find_samples(failed: Failure, *, budget: Budget, max_runs: int = 64) -> Samp
     if rest:
         verdict = search.try_fails(rest)
         clean = None if verdict is None else not verdict
+    others = [i for i in everything if i not in rows]
+    if clean is False and set(guilty) < rows and search.try_fails(others) is False:  # rounded differently in parts
+        guilty, clean = list(rows), True
     chosen = tuple(sorted(guilty))
     return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
 

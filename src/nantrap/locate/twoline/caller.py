@@ -49,6 +49,15 @@ def keep_frames(most: int = 4) -> list[KeptFrame]:
     return [KeptFrame(f.f_code, f.f_lineno, f.f_globals, names_in(f)) for f in near_callers(most)]
 
 
+def keep_leaves(most: int = 4) -> list[KeptFrame]:
+    """The same without what these frames have computed with a graph: only what a model is given, and its settings."""
+    kept = keep_frames(most)
+    for frame in kept:
+        for name in [n for n, v in frame.values.items() if isinstance(v, Tensor) and v.grad_fn is not None and v.dim()]:
+            del frame.values[name]
+    return kept
+
+
 def near_callers(most: int) -> Iterator[Frame]:
     """The innermost frames of the program itself, and with them those of a framework in between, as many of each."""
     counted = {True: 0, False: 0}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,12 +39,14 @@ from nantrap.locate.twoline.caller import (
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 from nantrap.locate.twoline.same_loss import applied_after, ends_of, own_loss, same_graph, same_inputs, same_value
-from nantrap.locate.twoline.slicing import depended_on, holds_tensors
+from nantrap.locate.twoline.slicing import bad_data, depended_on, holds_tensors
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
 _MOST_ASSIGNED = 8
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_DEPTHS = ((True, False), (False, False), (False, True))
+"""How far a loss is followed back: to all that made it, to what carries no graph and is finite, and to bad data too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +83,21 @@ def compute_again(failed: Failure, budget: Budget | None = None) -> Again | None
     tried = 0
     for frame in near_callers(_MOST_FRAMES):
         for statements, expression in _candidates(frame, failed.loss):
-            for follows_all in (True, False):
+            for follows_all, keeps_data in _DEPTHS:
                 with contextlib.suppress(NotRepeatable, Exception):
-                    part = _Slice.of(frame, statements, expression, calls, follows_all=follows_all)
-                    if without_batch is not None and not part.batch_names:
+                    repeats = without_batch is not None
+                    taken = bad_data(statements, names_in(frame), repeats=repeats) if keeps_data else frozenset()
+                    if keeps_data and not taken:
+                        continue
+                    part = _Slice.of(frame, statements, expression, calls, follows_all=follows_all, taken=taken)
+                    if without_batch is not None and not part.has_batch:
                         continue
                     for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
                         tried += 1
                         if tried > 1 and budget is not None and budget.spent:
                             return without_batch
                         again = _verified(_Rerun(part, failed, calls, ambient, begin))
-                        if again is not None and part.batch_names:
+                        if again is not None and part.has_batch:
                             return again
                         without_batch = without_batch or again
     return without_batch or _by_the_model(failed, calls)
@@ -237,6 +244,11 @@ class _Slice:
     in_result: str = ""
     """Where the loss is in a result that is a dictionary; empty if its values are the terms of the loss."""
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether it starts from tensors: an index or a loader, from which the statements take them, is no batch."""
+        return any(holds_tensors(self.names[name]) for name in self.batch_names)
+
     @classmethod
     def of(
         cls,
@@ -246,6 +258,7 @@ class _Slice:
         calls: list[RootCall],
         *,
         follows_all: bool,
+        taken: frozenset[str],
     ) -> _Slice:
         """The statements on which an expression depends, compiled again, with the values that they began with."""
         held = names_in(frame)
@@ -257,6 +270,7 @@ class _Slice:
             follows_all=follows_all,
             arguments=functools.partial(_arguments, calls, held),
             begun=loaded,
+            taken=taken,
         )
         kept, held = found.statements, {**held, **found.before}
         if not kept and isinstance(expression, ast.Name):
@@ -272,7 +286,7 @@ class _Slice:
         ast.copy_location(once, kept[0] if kept else expression)
         code = frame.f_code
         loop = names_of_loop(frame)
-        arguments = set(code.co_varnames[: code.co_argcount])
+        arguments = _parameters(code)
         starting = loop or {n for n in arguments if holds_tensors(held.get(n))}
         starting |= loaded.keys() & found.before.keys()
         # `x = torch.randint(...)` makes a batch as well; `mean = 0.9 * mean + ...` is what the loop keeps between steps
@@ -302,6 +316,12 @@ class _Slice:
         last = max((line for *_, line in code.co_lines() if line is not None), default=code.co_firstlineno)
         lines = (code.co_filename, code.co_firstlineno, last)
         return cls(compiled(statements, code), names, ("batch",), lines, in_result="loss")
+
+
+def _parameters(code: types.CodeType) -> set[str]:
+    """The names of a function's parameters, `*args` and `**kwargs` among them."""
+    rest = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest])
 
 
 def _loaded(calls: list[RootCall], frame: Frame) -> dict[str, Any]:
@@ -400,7 +420,7 @@ class _Rerun:
         if self._checks_streams and self._called == 0 and torch.is_grad_enabled():
             then, now = self._calls[0].rng, RngState.capture()
             same = torch.equal(then.torch_cpu, now.torch_cpu)
-            if not (same and all(map(torch.equal, then.torch_cuda, now.torch_cuda))):
+            if not (same and all(map(torch.equal, then.torch_devices, now.torch_devices))):
                 raise NotRepeatable("random numbers that were drawn before the model was called")
         # NaN is equal to NaN: where the loss is, only what the model is given shows that the values are those of then
         own = [call for call in self._calls if module is (self._failed.root if call.module is None else call.module)]

@@ -12,7 +12,7 @@ import ast
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ def depended_on(
     follows_all: bool,
     arguments: Arguments = lambda call: {},
     begun: Mapping[str, Any] | None = None,
+    taken: frozenset[str] = frozenset(),
 ) -> Dependence:
     """The statements on which an expression depends.
 
@@ -68,9 +69,10 @@ def depended_on(
         follows_all: compute again what carries no graph, too.
         arguments: what recorded calls were given.
         begun: what names held before the first statement, as far as that is known otherwise.
+        taken: names that are used as they are, also where they are bad.
     """
     known = begun or {}
-    fixed: set[str] = set()
+    fixed = set(taken)
     followed: set[str] = set()
     for _ in range(_MOST_ROUNDS):
         walk = _Walk(held, follows_all, arguments, frozenset(fixed), frozenset(followed))
@@ -165,6 +167,41 @@ class _Walk:
         self.before |= given
 
 
+def bad_data(statements: Sequence[ast.stmt], held: Mapping[str, Any], *, repeats: bool) -> frozenset[str]:
+    """The bad tensors that the statements took from data outside of the loop: `x = inputs[i : i + 8]`.
+
+    What is computed from another bad tensor of the loop is none of them, nor what is made of finite values: there an
+    operation may be to blame.
+
+    Args:
+        statements: those that ran before the loss.
+        held: the values of the program's names now.
+        repeats: the statements can be run again, and show what a function that they call computes. Where they cannot,
+            `x, y = get_batch()` gives data: it reads no tensor, and what it gives has rows.
+    """
+    bad = {name for each in statements for name in uses(each).stores if is_bad(held.get(name))}
+    found: set[str] = set()
+    for each in statements:
+        names, read = uses(each), list(_read_by(each, held))
+        if names.loads & bad:
+            continue
+        reads_bad = any(map(_holds_bad, read))
+        if reads_bad or not (repeats or any(map(holds_tensors, read))):
+            least = 1 if reads_bad else 2
+            values = {name: held[name] for name in names.stores & bad}
+            found |= {name for name, value in values.items() if isinstance(value, Tensor) and value.dim() >= least}
+    return frozenset(found)
+
+
+def _read_by(statement: ast.stmt, held: Mapping[str, Any]) -> Iterator[Any]:
+    """The values of the names that a statement reads, and of the attributes of these."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield held.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield getattr(held.get(node.value.id), "__dict__", {}).get(node.attr)
+
+
 # ---- names that are read and assigned
 
 
@@ -250,6 +287,11 @@ def is_bad(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     return isinstance(value, Tensor) and value.is_floating_point() and any_nonfinite([value])
+
+
+def _holds_bad(value: Any) -> bool:
+    """Whether a value is bad, or a container with something bad in it."""
+    return is_bad(value) or any(map(_holds_bad, _parts(value) or ()))
 
 
 def holds_tensors(value: Any) -> bool:

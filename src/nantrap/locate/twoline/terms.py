@@ -1,4 +1,4 @@
-"""The terms of a loss that the program adds up in a statement of its own: `loss = ce + 0.1 * kl`.
+"""The terms of a loss that the program adds up in a statement of its own, `loss = ce + 0.1 * kl`, or by a function.
 
 Read after a failure, from the variables of the functions that are running and from their source. They count only if
 the graph of the loss that failed is the sum of just these: neither the variables of a later batch nor a branch that
@@ -46,9 +46,10 @@ def terms_of(loss: Tensor) -> dict[str, float]:
             names = [name for name, value in held.items() if isinstance(value, Tensor) and _is_end(value.grad_fn, top)]
             ways = list(itertools.islice(_ways(statements_before(frame)), _MOST_WAYS)) if names else []
             for name, statements in itertools.product(names, ways):
-                terms = _Reader({**frame.f_globals, **held}).assigned_to(name, statements)
-                if 1 < len(terms) <= _MOST_TERMS and _adds_up(held[name].grad_fn, terms):
-                    return {term.text: term.value for term in terms}
+                reader = _Reader({**frame.f_globals, **held})
+                for terms in (reader.assigned_to(name, statements), reader.named_by(name, statements)):
+                    if 1 < len(terms) <= _MOST_TERMS and _adds_up(held[name].grad_fn, terms):
+                        return {term.text: term.value for term in terms}
     return {}
 
 
@@ -104,6 +105,16 @@ class _Reader:
             keeps = isinstance(statement, ast.AugAssign) or len(others) < len(parts)
             found = [*found, *terms] if keeps else terms
         return found
+
+    def named_by(self, name: str, statements: Sequence[ast.stmt]) -> list[_Term]:
+        """The losses in the last assignment of a variable, `loss = total(losses) / 4`, before they are weighed."""
+        values = (value for target, value in map(_assignment, reversed(statements)) if target == name)
+        named = dict.fromkeys(
+            each.id for each in ast.walk(next(values, None) or ast.Pass()) if isinstance(each, ast.Name)
+        )
+        terms = [term for each in named for term in _term(each, self._held.get(each), 1.0)]
+        terms += [term for each in named for term in self._all_of(ast.Name(each), 1.0)]
+        return [term for term in terms if term.node is not None]
 
     def _terms(self, part: ast.expr, sign: float) -> list[_Term]:
         """One part of a sum: a variable, a variable times a number, or all parts of a container; empty if unknown."""
@@ -166,8 +177,9 @@ def _ways(statements: Sequence[ast.stmt]) -> Iterator[list[ast.stmt]]:
     first, rest = statements[0], statements[1:]
     if isinstance(first, ast.If):
         begins = [way for block in (first.body, first.orelse) for way in _ways(block)]
-    else:
-        begins = list(_ways(first.body)) if isinstance(first, (ast.With, ast.AsyncWith)) else [[first]]
+    else:  # the last round of a loop that has ended: a window of micro-batches
+        blocks = (ast.With, ast.AsyncWith, ast.For, ast.AsyncFor)
+        begins = list(_ways(first.body)) if isinstance(first, blocks) else [[first]]
     for begin, end in itertools.product(begins[:_MOST_WAYS], list(itertools.islice(_ways(rest), _MOST_WAYS))):
         yield [*begin, *end]
 

@@ -1,0 +1,494 @@
+"""Where a bad value came from that a step was given: back through the variables of the functions that are running.
+
+Rewards, advantages, a replay buffer or targets are made before the step, in lists, numbers, NumPy arrays or under
+`no_grad`: no graph shows how. But the functions that made them, or that hold them, are still on the stack. From the
+variable that is bad the statement is searched that assigned it last; of what that statement reads, what is bad as well
+was bad before it, and so on. A statement that reads nothing bad made it. That one statement may be run again, under the
+trace, if it has no side effects and gives the same values (`made_again`).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
+from nantrap.locate.failure import Failure
+from nantrap.locate.location import Location
+from nantrap.locate.replay.replay import registered
+from nantrap.locate.trace import Trace
+from nantrap.locate.trace.origin import Replay, Sink, judge
+from nantrap.locate.twoline.caller import Frame, names_in, near_callers
+from nantrap.locate.twoline.guarded import Guarded
+from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+
+_MOST_FRAMES = 6
+_MOST_LINKS = 12
+_MOST_VALUES = 4096
+_DEEPEST = 4
+_LARGEST = 1 << 26
+_OPAQUE = (nn.Module, Optimizer, type, ModuleType, str, bytes, int, torch.device, torch.dtype)
+_WRITES = frozenset(
+    {"append", "extend", "add", "insert", "appendleft", "push", "copy_", "fill_", "add_", "sub_", "mul_", "div_",
+     "index_copy_", "masked_fill_", "clamp_", "put"}
+)  # fmt: skip
+_RESULT = "__nantrap_made__"
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """A value of the program that is not finite.
+
+    Attributes:
+        path: the first bad place of it, as the program would write it: `rewards[17]`, `batch["adv"][2]`.
+        described: how much of it is bad.
+        share: the same as a part of all its values.
+    """
+
+    path: str
+    described: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A variable that is bad, and the statement that assigned it last.
+
+    Attributes:
+        value: what is bad in it.
+        frame: where the variable is.
+        statement: what assigned it; `None` for what the function was given.
+        calls: the functions of the program that the statement calls, as they are written.
+        taken: what the statement reads that an earlier statement of the same loop takes from a call.
+    """
+
+    value: BadValue
+    frame: Frame
+    statement: ast.stmt | None = None
+    calls: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether a statement of the program made it, and not the head of a loop that takes it from its data."""
+        return self.statement is not None and not isinstance(self.statement, (ast.For, ast.With))
+
+    @property
+    def words(self) -> str:
+        """`rewards[17] is NaN; line 41 assigns it: rewards[step] = reward_fn(x)`."""
+        said = f"{self.value.path} ({self.value.described})"
+        if self.statement is None:
+            return said
+        text = ast.unparse(self.statement).split("\n")[0]
+        text = text if len(text) <= 100 else f"{text[:97]}..."
+        place = f"{os.path.basename(self.frame.f_code.co_filename)}:{self.statement.lineno}"
+        from_call = f", from {' and '.join(self.calls[:2])}" if self.calls else ""
+        taken = f"; {'; '.join(self.taken)}" if self.taken else ""
+        return f"{said}, assigned at {place}{from_call}: {text}{taken}"
+
+
+def given_bad(location: Location) -> tuple[Tensor, str] | None:
+    """The tensor that was bad before the step and that no part of its state, with its name."""
+    if location.constant is not None:
+        return location.constant[1], location.constant[0]
+    external = location.external
+    if external is not None and external.kind in ("batch", "constant"):
+        return external.tensor, external.name
+    seen = {} if location.replay is None else location.replay.trace.externals
+    given = [e for e in seen.values() if e.kind in ("batch", "constant") and e.tensor.dim() == 1]
+    bad = [e for e in given if e.tensor.is_floating_point() and any_nonfinite([e.tensor])]
+    return (bad[0].tensor, bad[0].name) if bad else None  # one value per sample, such as a log-probability of -Inf
+
+
+def trace_back(tensor: Tensor, name: str) -> list[Link]:
+    """The variables through which a bad tensor came, the earliest first; empty if it is none of theirs.
+
+    Args:
+        tensor: the tensor that the step was given.
+        name: what the program calls it, where that is known.
+    """
+    frames = list(near_callers(_MOST_FRAMES))
+    stats = tensor_stats(tensor)
+    minus = not stats.nan and not stats.posinf
+    start = _holder(frames, tensor, name.partition("[")[0].partition(".")[0])
+    if start is None:
+        return []
+    links: list[Link] = []
+    position, variable = start
+    seen: set[tuple[int, str]] = set()
+    while len(links) < _MOST_LINKS and (position, variable) not in seen:
+        seen.add((position, variable))
+        step = _link(frames[position], variable, minus=minus)
+        if step is None:
+            break
+        link, earlier = step
+        links.append(link)
+        if earlier is not None:
+            variable = earlier
+        elif link.statement is None and (above := _given_by(frames, position, variable)) is not None:
+            position, variable = above
+        else:
+            break
+    return links[::-1]
+
+
+def _holder(frames: list[Frame], tensor: Tensor, name: str) -> tuple[int, str] | None:
+    """The innermost frame with a variable of this name, or with one that is or holds the tensor."""
+    for position, frame in enumerate(frames):
+        held = names_in(frame)
+        if name in held and first_bad(held[name], name, minus=True) is not None:
+            return position, name
+    for position, frame in enumerate(frames):
+        for each, value in names_in(frame).items():
+            if any(part is tensor for _, part in _parts(value, each, 0)):
+                return position, each
+    return None
+
+
+def _given_by(frames: list[Frame], position: int, variable: str) -> tuple[int, str] | None:
+    """The variable of a caller that is the same object as an argument."""
+    value = names_in(frames[position]).get(variable)
+    for above in range(position + 1, len(frames)):
+        for name, each in names_in(frames[above]).items():
+            if each is value:
+                return above, name
+    return None
+
+
+def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None] | None:
+    """A bad variable with its statement, and the variable that was bad before that; `None` if it is finite."""
+    held = names_in(frame)
+    bad = first_bad(_resolved(held, variable), variable, minus=minus)
+    if bad is None:
+        return None
+    statement = _assigned_last(frame, variable, frame.f_lineno)
+    owner = variable.rpartition(".")[0]
+    if statement is None and owner:  # a part of what `for data in buffer.get()` or `data = sample()` gave
+        statement = _assigned_last(frame, owner, frame.f_lineno)
+    if statement is None:
+        return Link(bad, frame), None
+    reads, before_it = _read_by(statement, variable), statement
+    value = _value_of(statement)
+    while value is not None and variable in _operands(value):  # `x = x - x.mean()`: what was it made of before?
+        previous = _assigned_last(frame, variable, before_it.lineno, only_before=True)
+        if previous is None:
+            break
+        reads, before_it, value = [*reads, *_read_by(previous, variable)], previous, _value_of(previous)
+    earlier = next((each for each in reads if first_bad(_resolved(held, each), each, minus=minus)), None)
+    taken: list[str] = []
+    known = {**frame.f_globals, **held}
+    if earlier is None:
+        for each in reads:
+            before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
+            if before is not None and (calls := _calls(before, known)) and _in_same_loop(frame, statement, before):
+                taken.append(f"{each} is taken from {calls[0]} in line {before.lineno}")
+    return Link(bad, frame, statement, _calls(statement, known), tuple(taken)), earlier
+
+
+# ---- statements
+
+
+def _body(frame: Frame) -> list[ast.stmt]:
+    code = frame.f_code
+    tree: Any = None
+    with contextlib.suppress(NotRepeatable, Exception):
+        tree = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
+    return tree.body if isinstance(getattr(tree, "body", None), list) else []
+
+
+def _assigned_last(frame: Frame, variable: str, line: int, *, only_before: bool = False) -> ast.stmt | None:
+    """The statement that assigned a variable last, or wrote into it: by lines, the last one before a line, or, in a
+    loop, the last one behind it."""
+    body, held = _body(frame), names_in(frame)
+    over = _assigned_in_ended_loops(body, frame.f_lineno)
+    found = [each for each in _statements(body, held, over) if variable in _written(each) and not _is_finite(each)]
+    before = [each for each in found if each.lineno < line]
+    chosen = before or [each for each in found if each.lineno > line and not only_before]
+    return max(chosen, key=lambda each: each.lineno) if chosen else None
+
+
+def _assigned_in_ended_loops(body: list[ast.stmt], line: int) -> set[str]:
+    """The variables that loops assign which are not around a line: they hold what the last round left."""
+    loops = [node for each in body for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
+    ended = [loop for loop in loops if not loop.lineno <= line <= (loop.end_lineno or 0)]
+    return {name for loop in ended for each in _statements([loop], {}, set()) for name in _written(each)}
+
+
+def _is_finite(statement: ast.stmt) -> bool:
+    """Whether a statement assigns a number that is written there, and that is finite."""
+    value = _value_of(statement)
+    return isinstance(value, ast.Constant) and not (isinstance(value.value, float) and math.isinf(value.value))
+
+
+def _outcome(test: ast.expr, held: Mapping[str, Any], over: set[str]) -> bool | None:
+    """Which branch is taken, as far as plain comparisons of names tell it that still hold what they held."""
+    allowed = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.Load,
+               ast.cmpop)  # fmt: skip
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    plain = all(isinstance(held.get(name), (str, int, float, bool)) for name in names) and not names & over
+    if not plain or not all(isinstance(node, allowed) for node in ast.walk(test)):
+        return None
+    with contextlib.suppress(Exception):
+        code = compile(ast.Expression(test), "<test>", "eval")
+        return bool(eval(code, {"__builtins__": {}}, {name: held[name] for name in names}))
+    return None
+
+
+def _statements(body: list[ast.stmt], held: Mapping[str, Any], over: set[str]) -> Iterator[ast.stmt]:
+    """Every statement that contains no others, and the heads of loops; inner functions, and branches that were not
+    taken, left out."""
+    for statement in body:
+        outcome = _outcome(statement.test, held, over) if isinstance(statement, ast.If) else None
+        if isinstance(statement, ast.If) and outcome is not None:
+            yield from _statements(statement.body if outcome else statement.orelse, held, over)
+            continue
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        blocks = [getattr(statement, name, None) for name in ("body", "orelse", "finalbody")]
+        blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+        if any(blocks):
+            if isinstance(statement, (ast.For, ast.With)):
+                yield statement
+            for block in blocks:
+                yield from _statements(block or [], held, over)
+        else:
+            yield statement
+
+
+def _written(statement: ast.stmt) -> set[str]:
+    """The variables that a statement assigns, or writes into."""
+    if isinstance(statement, ast.Assign):
+        targets: list[ast.AST] = list(statement.targets)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For)):
+        targets = [statement.target]
+    elif isinstance(statement, ast.With):
+        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+        writes = isinstance(call.func, ast.Attribute) and call.func.attr in _WRITES
+        return {_base(call.func.value)} if writes and isinstance(call.func, ast.Attribute) else set()
+    else:
+        return set()
+    names: set[str] = set()
+    for target in targets:
+        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+        names |= {_base(part.value if isinstance(part, ast.Starred) else part) for part in parts}
+    return names
+
+
+def _base(node: ast.AST) -> str:
+    """The variable or attribute that `x`, `x[i]`, `self.x` or `self.x[i]` is or belongs to."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        owner = _base(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _resolved(held: Mapping[str, Any], path: str) -> Any:
+    """The value of `x` or `self.x`; attributes that are computed are not asked for."""
+    name, *attributes = path.split(".")
+    value = held.get(name)
+    for attribute in attributes:
+        if isinstance(value, ModuleType):
+            return None
+        fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
+        value = getattr(value, attribute) if attribute in fields else getattr(value, "__dict__", {}).get(attribute)
+    return value
+
+
+def _value_of(statement: ast.stmt) -> ast.expr | None:
+    """What a statement assigns."""
+    if isinstance(statement, ast.For):
+        return statement.iter
+    if isinstance(statement, ast.With):
+        return statement.items[0].context_expr
+    value: ast.expr | None = getattr(statement, "value", None)
+    return value
+
+
+def _read_by(statement: ast.stmt, variable: str) -> list[str]:
+    """The variables that the assigned value is made of, in the order in which they are written."""
+    value = _value_of(statement)
+    found: list[str] = [] if value is None else list(_operands(value))
+    return [each for each in dict.fromkeys(found) if each != variable]
+
+
+def _operands(node: ast.AST) -> Iterator[str]:
+    """The variables and attributes that an expression reads; of `self.buffer.sample(n)`, `self.buffer`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield from _operands(node.func.value)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            yield from _operands(argument)
+    elif isinstance(node, (ast.Name, ast.Attribute)) and (path := _base(node)):
+        yield path
+    else:
+        for each in ast.iter_child_nodes(node):
+            yield from _operands(each)
+
+
+def _calls(statement: ast.stmt, held: Mapping[str, Any]) -> tuple[str, ...]:
+    """The functions that a statement calls and that are the program's or a library's, not torch's or NumPy's."""
+    value = _value_of(statement)
+    found: dict[str, None] = {}
+    for call in (node for node in ast.walk(value) if isinstance(node, ast.Call)) if value is not None else ():
+        text = ast.unparse(call.func)
+        root = held.get(_base(call.func).partition(".")[0])
+        if isinstance(call.func, ast.Attribute) and (
+            root is None or isinstance(root, (ModuleType, Tensor, np.ndarray))
+        ):
+            continue
+        if isinstance(call.func, ast.Attribute) and isinstance(_resolved(held, _base(call.func.value)), Tensor):
+            continue
+        if isinstance(call.func, ast.Name) and call.func.id not in held:
+            continue  # a builtin
+        if text.rpartition(".")[2] not in _WRITES and len(text) <= 60:
+            found[text] = None
+    return tuple(found)
+
+
+def _in_same_loop(frame: Frame, one: ast.stmt, other: ast.stmt) -> bool:
+    """Whether two statements are in the body of one loop that is not around the current line: its last round is over,
+    and its variables are those of that round."""
+    loops = [node for each in _body(frame) for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
+    first, last = min(one.lineno, other.lineno), max(one.lineno, other.lineno)
+    return any(loop.lineno <= first <= last <= (loop.end_lineno or 0) for loop in loops)
+
+
+# ---- values
+
+
+def first_bad(value: Any, path: str, *, minus: bool = False) -> BadValue | None:
+    """The first bad place in a value of the program.
+
+    Args:
+        value: the value.
+        path: what the program calls it.
+        minus: -Inf alone counts as bad; otherwise it is taken for a mask, or a value to begin with.
+    """
+    if isinstance(held := getattr(value, "__dict__", None), dict) and not isinstance(value, (*_OPAQUE, Tensor)):
+        found = [first_bad(each, f"{path}.{name}", minus=minus) for name, each in list(held.items())[:64]]
+        return min((bad for bad in found if bad is not None), key=lambda bad: bad.share, default=None)
+    left = _MOST_VALUES
+    for place, each in _parts(value, path, 0):
+        left -= 1
+        if left < 0:
+            return None
+        if isinstance(each, float):
+            if each != each or each == math.inf or (minus and each == -math.inf):
+                return BadValue(place, "NaN" if each != each else "+Inf" if each > 0 else "-Inf", 1.0)
+            continue
+        tensor = _tensor(each)
+        if tensor is None or not any_nonfinite([tensor]):
+            continue
+        stats = tensor_stats(tensor)
+        if not stats.nan and not stats.posinf and not minus:
+            continue
+        index = first_nonfinite_index(tensor)
+        where = f"[{', '.join(map(str, index))}]" if index else ""
+        return BadValue(f"{place}{where}", stats.describe(), stats.nonfinite / max(1, stats.numel))
+    return None
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """A tensor, or an array of numbers as one."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f" or value.size > _LARGEST:
+            return None
+        return torch.from_numpy(np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("=")))
+    if isinstance(value, Tensor) and value.is_floating_point() and value.numel() <= _LARGEST:
+        return value.detach()
+    return None
+
+
+def _parts(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The numbers, tensors and arrays in a value, each with its place as the program would write it."""
+    if isinstance(value, (Tensor, np.ndarray, float)):
+        yield path, value
+    elif isinstance(value, np.floating):
+        yield path, float(value)
+    elif depth >= _DEEPEST or isinstance(value, _OPAQUE) or value is None:
+        return
+    elif isinstance(value, Mapping):
+        for key, each in list(value.items())[:_MOST_VALUES]:
+            yield from _parts(each, f"{path}[{key!r}]" if isinstance(key, (str, int)) else path, depth + 1)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for name in value._fields:
+            yield from _parts(getattr(value, name), f"{path}.{name}", depth + 1)
+    elif isinstance(value, (list, tuple, deque)):
+        for index, each in zip(range(_MOST_VALUES), value, strict=False):
+            yield from _parts(each, f"{path}[{index}]", depth + 1)
+    elif dataclasses.is_dataclass(value) or not callable(value):
+        for name, each in list(getattr(value, "__dict__", {}).items())[:64]:
+            yield from _parts(each, f"{path}.{name}", depth + 1)
+
+
+# ---- the statement again
+
+
+def made_again(link: Link, failed: Failure) -> tuple[Failure, Replay] | None:
+    """Run the statement again that made a bad value out of finite ones; `None` if it has side effects or is finite.
+
+    What it reads may have changed since: then it gives other values, and nothing is concluded.
+    """
+    statement, value = link.statement, None if link.statement is None else _value_of(link.statement)
+    if value is None or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        return None
+    held = names_in(link.frame)
+    made = _tensor(held.get(statement.targets[0].id))
+    if made is None:
+        return None
+    assigned = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], value), statement)
+    operands = {name: held[name] for name in _read_by(statement, "") if isinstance(held.get(name), Tensor)}
+    if statement.targets[0].id in operands:
+        return None  # `x = x - x.mean()`: what it was before is gone
+    names = {**link.frame.f_globals, **held}
+    code = compiled([guarded_tree(ast.fix_missing_locations(assigned))], link.frame.f_code)
+
+    def result(batch: Any) -> Tensor:
+        found = Guarded(failed.root, _refuse).run(code, {**names, **batch})[_RESULT]
+        if not isinstance(found, Tensor):
+            raise NotRepeatable("a statement that gives no tensor")
+        return found
+
+    again = dataclasses.replace(
+        failed,
+        forward=lambda batch: result(batch).detach().amax(),
+        batch=operands,
+        rng=failed.rng or (failed.root_call.rng if failed.root_call is not None else None),
+        loss=torch.full((), math.nan),
+        loss_value=math.nan,
+        gradients={},
+        root_call=None,
+        tape=None,
+        evidence=None,
+        during="evaluation",
+    )
+    if again.rng is None:
+        return None
+    with contextlib.suppress(NotRepeatable, Exception), failed.rewound():
+        trace = Trace(failed.root, registered(again))
+        with trace, torch.no_grad():
+            found = result(operands)
+        same = found.shape == made.shape and torch.equal(found.isnan(), made.isnan())
+        if same:
+            replay = judge(trace, [Sink("the value", "value", trace.origins_of(found))])
+            return (again, replay) if replay.op is not None else None
+    return None
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise NotRepeatable("a call of the model")
