@@ -44,7 +44,8 @@ class Run(Generic[M]):
         )
 
     def forward(self, batch: Any) -> Any:
-        region = torch.autocast("cpu", dtype=self.autocast) if self.autocast else contextlib.nullcontext()
+        device = next(self.model.parameters()).device.type
+        region = torch.autocast(device, dtype=self.autocast) if self.autocast else contextlib.nullcontext()
         with region:
             return self.loss(self.model, batch)
 
@@ -166,7 +167,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def same_losses(left: list[float], right: list[float]) -> bool:

@@ -144,6 +144,31 @@ def test_a_dropped_loss_is_printed_and_in_the_journal(tmp_path: Path, capsys: py
     assert (tmp_path / "journal-r0.jsonl").read_text().count('"by":"script"') == 4
 
 
+@pytest.mark.parametrize("drops", [True, False], ids=["dropped as well", "refused by the guard"])
+def test_a_bad_step_after_a_dropped_loss_names_its_own_samples(drops: bool) -> None:
+    """The call of the loss that was dropped just before is no part of it."""
+    loop = Loop()
+    assert loop.guard is not None
+    incidents = []
+    with loop.guard as guard:
+        for number in range(6):
+            x, y = torch.randn(16, 8), torch.randint(0, 3, (16,))
+            if number in (2, 3):
+                x[5 + number, 2] = math.nan
+            loss = loop.loss(x * 2, y)
+            if torch.isnan(loss) and (drops or number == 2):
+                continue
+            loop.update(loss)
+            if guard.last_incident is not None:
+                incidents.append(guard.last_incident)
+        if drops:
+            loop.loss(torch.randn(16, 8), torch.randint(0, 3, (16,)))
+            incidents = [guard.last_incident] if guard.last_incident is not None else []
+    last = incidents[-1]
+    assert (last.step, last.samples) == (3, (8,))
+    assert not any("of call" in finding.name for finding in last.findings)
+
+
 def test_a_micro_batch_that_the_loop_drops_is_no_step() -> None:
     def run(loop: Loop) -> None:
         for index, (x, y) in enumerate(batches(32, bad=(9, 16, 23))):

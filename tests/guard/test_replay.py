@@ -138,11 +138,11 @@ def test_entry_must_make_sense(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
-    assert main(["replay", str(incident.bundle)]) == 0
+    assert main(["replay", str(incident.bundle)]) == 1
     said = capsys.readouterr().out
     assert "recorded: step 3, forward, loss, aten._softmax" in said
     assert "The guilty operation, aten._softmax, is not finite again on its recorded inputs." in said
-    assert main(["replay", str(incident.bundle), "--json", "--fp32"]) == 0
+    assert main(["replay", str(incident.bundle), "--json", "--fp32"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["mode"], document["reproduced"]) == ("nantrap.replay/1", "operation", True)
     assert main(["replay", str(tmp_path)]) == 2

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from nantrap.cli import main
+from nantrap.record import StepTally
 from nantrap.report.serving.content import metrics
 from nantrap.report.serving.index import Index
 
@@ -106,20 +107,24 @@ def run(
 
 
 def _served(root: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """The counts of the server, and its metrics by name."""
+    """The counts of the server, and its metrics by name: of each optimizer, added up."""
     index = Index(root)
     try:
         index.discover()
         while index.scan():
             pass
-        (shown,) = index.summaries()
-        counts = index.counts(shown.ident)
-        text = metrics([(shown, counts)])
+        shown = [(each, index.counts(each.ident)) for each in index.summaries()]
+        text = metrics(shown)
     finally:
         index.close()
-    gauges = {name: float(value) for name, value in re.findall(r'^nantrap_(\w+)\{run="[^"]*"\} (\S+)$', text, re.M)}
-    names = [each.name for each in fields(counts)]
-    return {**{name: getattr(counts, name) for name in names}, "skipped": counts.skipped}, gauges
+    gauges: dict[str, float] = {}
+    for name, value in re.findall(r'^nantrap_(\w+)\{run="[^"]*"\} (\S+)$', text, re.M):
+        gauges[name] = gauges.get(name, 0.0) + float(value)
+    whole = StepTally()
+    for _, counts in shown:
+        whole.add(counts)
+    names = [each.name for each in fields(whole)]
+    return {**{name: getattr(whole, name) for name in names}, "skipped": whole.skipped}, gauges
 
 
 def test_a_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +180,47 @@ def test_a_script_that_skips_its_batches_itself(tmp_path: Path, capsys: pytest.C
     )
     assert (found.summary["applied"], found.summary["given_up"]) == (found.own["steps"], found.own["skips"])
     assert found.summary["incidents"] == found.own["skips"] == 4
+
+
+_TESTING_THE_INPUT = """
+own["places"], data = [], batches(9, 41)
+for epoch in range(2):
+    for number, (x, y) in enumerate(data):
+        x = (x - 0.5) / 2
+        if torch.isnan(x).any():
+            own["places"].append([epoch, number])
+            {then}
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        own["steps"] += 1
+"""
+
+
+def test_a_script_that_tests_what_it_made_of_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It skips before a model is called, and what it tests is not the loader's own tensor."""
+    found = run(_TESTING_THE_INPUT.format(then="continue"), tmp_path, capsys)
+    assert (found.summary["applied"], found.summary["given_up"]) == (found.own["steps"], len(found.own["places"]))
+    lines = [json.loads(line) for line in (found.run_dir / "journal-r0.jsonl").read_text().splitlines()]
+    assert [[line["epoch"], line["batch"]] for line in lines if line.get("action") == "skip"] == found.own["places"]
+    assert "= sample: 1 (dataset index 9)" in found.said
+
+
+def test_a_script_that_cleans_what_it_made_of_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Next door: the batch is used, so nothing was left out."""
+    found = run(_TESTING_THE_INPUT.format(then="x = torch.where(x.isnan(), 0.0, x)"), tmp_path, capsys)
+    assert (found.summary["steps"], found.summary["applied"]) == (found.own["steps"], 32)
+    assert found.summary["incidents"] == found.summary["given_up"] == 0
+
+
+def test_a_script_that_replaces_bad_values_in_what_it_made_of_a_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The data set's own indices are named, and not rows of a tensor."""
+    body = _TESTING_THE_INPUT.replace("if torch.isnan(x).any():", "x = torch.nan_to_num(x)\n        if False:")
+    found = run(body.format(then="pass"), tmp_path, capsys)
+    assert (found.summary["applied"], found.summary["cleaned_inputs"]) == (32, 4)
+    assert "4 batches cleaned by the script with nan_to_num: dataset indices 9, 41" in found.said
 
 
 _ACCUMULATING = """
@@ -393,6 +439,50 @@ def test_a_guard_that_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found.code == 3
     assert found.summary["steps"] == found.own["steps"]
     assert found.summary["applied"] == 5
+
+
+_ADVERSARIAL = """
+generator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 6))
+judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+of_judge = torch.optim.Adam(judge.parameters(), lr=1e-3)
+criterion = nn.BCEWithLogitsLoss()
+for epoch in range(2):
+    for real, _ in batches({bad}):
+        ones = torch.ones(len(real), 1)
+        of_judge.zero_grad()
+        fake = generator(torch.randn(len(real), 2))
+        (criterion(judge(real), ones) + criterion(judge(fake.detach()), ones - 1)).backward()
+        of_judge.step()
+        of_generator.zero_grad()
+        criterion(judge(fake), ones).backward()
+        of_generator.step()
+        own["steps"] += 2
+"""
+
+
+def test_two_optimizers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a journal of its own, and what is said of the run is true of both."""
+    found = run(_ADVERSARIAL.format(bad="9, 41"), tmp_path, capsys)
+    assert found.summary["steps"] == found.own["steps"]
+    assert (found.summary["skipped"], found.summary["incidents"]) == (4, 4)
+    assert found.verdict == "sick"  # of the second optimizer an eighth of the steps
+    said = {each["check"]: each["summary"] for each in found.check["findings"]}
+    assert said["incidents"].startswith("4 incidents")
+    assert [each for each in said if each.startswith("optimizer")] == ["optimizer-2"]
+    main(["report", "--format", "md", str(found.run_dir)])
+    page = capsys.readouterr().out
+    assert "2 optimizers" in page
+    assert "Every step was applied" not in page
+    main(["watch", "--once", str(found.run_dir)])
+    assert "the batch is non-finite before the forward pass" in capsys.readouterr().out
+
+
+def test_two_healthy_optimizers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Next door."""
+    found = run(_ADVERSARIAL.format(bad=""), tmp_path, capsys)
+    assert (found.summary["steps"], found.summary["incidents"]) == (found.own["steps"], 0)
+    assert next(each for each in found.check["findings"] if each["check"] == "incidents")["outcome"] == "pass"
 
 
 def test_a_guess_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

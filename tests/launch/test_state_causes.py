@@ -108,3 +108,29 @@ def test_a_scaler_that_is_made_anew_in_each_epoch(tmp_path: Path, anew: bool) ->
         assert "a GradScaler at most doubles it" in "\n".join(evidence.text for evidence in cause.evidence)
         assert cause.fix is not None
         assert cause.fix.text.startswith("make one GradScaler before the first epoch and keep it")
+
+
+def train_discriminator(batches: list[Tensor]) -> None:
+    """Two backward passes a step, as in PyTorch's tutorial: on real samples, then on made ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    draw = torch.Generator().manual_seed(2)
+    for real in batches:
+        optimizer.zero_grad()
+        on_real = nn.functional.softplus(-model(real)).mean()
+        on_real.backward()
+        made = torch.randn(8, 4, generator=draw)
+        on_made = nn.functional.softplus(model(made)).mean()
+        on_made.backward()
+        optimizer.step()
+
+
+def test_a_giant_in_the_first_of_two_backward_passes_is_the_cause_and_not_the_buffer(tmp_path: Path) -> None:
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        train_discriminator(batches_of(5, giant=3))
+    (incident,) = incidents_in(tmp_path)
+    cause = incident.causes[0]
+    assert (cause.slug, cause.proven, incident.samples) == ("input_out_of_scale", True, (3,))
+    assert "it began in micro-batch 1 of 2" in incident.notes
+    assert "before the step" not in "".join(evidence.text for evidence in cause.evidence)

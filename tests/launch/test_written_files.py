@@ -334,6 +334,23 @@ def test_good_bytes_that_begin_like_bad_ones_are_written(capsys: pytest.CaptureF
     assert "would hold" not in capsys.readouterr().err
 
 
+def test_a_state_that_is_saved_in_two_ways_is_told_once_for_each_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes of the open file are those that were made in memory before: they are not judged a second time."""
+    with attached(RunSettings(run_dir="run")) as attachment:
+        model = trained()
+        to_open_file(model)
+        good = contents()[NAME]
+        poison(model)
+        in_memory(model)
+        to_open_file(model)
+        notes = RunSummary.of(attachment).notes
+    assert contents()[NAME] == good
+    said = capsys.readouterr().err
+    assert said.count("model.pt would hold non-finite values") == 1
+    assert "model.pt is being saved" not in said
+    assert not any(note.startswith("files that hold a non-finite state") for note in notes)
+
+
 def test_a_new_file_is_written_as_asked_and_replaces_no_good_one_later(capsys: pytest.CaptureFixture[str]) -> None:
     with attached(RunSettings(run_dir="run")) as attachment:
         model = trained()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.finite.torch_private import stored_values
+from nantrap.finite.torch_private import flag_and_multiply, stored_values
 
 _NO_NAN = frozenset(dtype for name in ("float4_e2m1fn_x2",) if (dtype := getattr(torch, name, None)) is not None)
 """Packed formats without a bit pattern for NaN or Inf."""
@@ -60,6 +60,19 @@ def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
     return nan_if_any_bad(tensors).isnan().float()
 
 
+def flag_of(values: Tensor) -> Tensor:
+    """The same for one tensor of few values, in as few kernels as possible: two."""
+    one = _ones.get(values.device)
+    if one is None:
+        one = _ones[values.device] = torch.ones(1, device=values.device)
+    flag = torch.zeros(1, device=values.device)
+    flag_and_multiply([values], flag, one)
+    return flag[0]
+
+
+_ones: dict[torch.device, Tensor] = {}
+
+
 def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:
     """Whether any tensor holds NaN or Inf. Reads one value back from the device."""
     return bool(read([nonfinite_flag(tensors)])[0])
@@ -88,7 +101,7 @@ def read(scalars: Sequence[Tensor]) -> list[float]:
 
 def readable(tensor: Tensor) -> Tensor | None:
     """The plain dense floating-point tensor that holds this tensor's values, or `None` if it can hold no NaN."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return None
     dense = plain_values(tensor)
     return torch.view_as_real(dense.resolve_conj()) if dense is not None and dense.is_complex() else dense
@@ -104,6 +117,10 @@ def plain_values(tensor: Tensor) -> Tensor | None:
         tensor = tensor.to_local()
     if tensor.is_nested:
         tensor = tensor.values() if tensor.layout == torch.jagged else tensor.contiguous().values()
+    if type(tensor) is not Tensor and hasattr(
+        tensor, "__tensor_flatten__"
+    ):  # torchao and others: tensors around tensors
+        return _values_inside(tensor)
     if tensor.is_mkldnn or tensor.is_quantized:
         tensor = tensor.to_dense() if tensor.is_mkldnn else tensor.dequantize()
     elif tensor.layout == torch.sparse_coo:
@@ -115,6 +132,14 @@ def plain_values(tensor: Tensor) -> Tensor | None:
     if tensor.itemsize == 1 and tensor.is_floating_point():  # float8 has no arithmetic, and is exact in float32
         return tensor.to(torch.float32)
     return tensor
+
+
+def _values_inside(tensor: Any) -> Tensor | None:
+    """The values of the tensors that a wrapper holds (codes, scales), joined, as far as they can hold a NaN."""
+    names, _ = tensor.__tensor_flatten__()
+    parts = [readable(part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
+    dense = [part.reshape(-1).float() for part in parts if part is not None]
+    return torch.cat(dense) if dense else None
 
 
 def as_dense(tensor: Tensor) -> Tensor | None:

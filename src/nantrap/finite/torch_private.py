@@ -13,6 +13,9 @@ norms_of: Callable[[Sequence[Tensor], float], tuple[Tensor, ...]] = torch._forea
 multiply_all = torch._foreach_mul_
 """Multiplies each tensor of a list in place, in one call. `clip_grad_norm_` is made of it."""
 
+flag_and_multiply = torch._amp_foreach_non_finite_check_and_unscale_
+"""Writes 1.0 into a flag if any value is non-finite, and multiplies all: one kernel. `GradScaler` is made of it."""
+
 flattened = torch._C._nn.flatten_dense_tensors
 """A list of tensors joined into one dimension, in one call; `torch.cat` needs a view of each, made in Python."""
 

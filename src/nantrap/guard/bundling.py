@@ -27,6 +27,18 @@ def write_incident(
         path = write_bundle(
             run_dir, incident, text=render_incident(incident), material=diagnosed.material, most=policy.bundle.most
         )
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        RuntimeError,
+    ) as error:  # a tensor that the format cannot hold: sparse, quantised
+        if diagnosed.material is None:
+            raise
+        said = str(error).partition("\n")[0]
+        note = f"the bundle has no state: its format cannot hold a tensor of it ({said:.200})"
+        with_note = replace(incident, notes=(*incident.notes, note))
+        return write_incident(run_dir, with_note, replace(diagnosed, material=None), policy)
     except OSError as error:
         return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
     write_page_later(path)
@@ -103,7 +115,7 @@ def _rng(state: RngState | None) -> Any:
         numpy = [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]
     return {
         "torch_cpu": state.torch_cpu.tolist(),
-        "torch_cuda": [device.tolist() for device in state.torch_cuda],
+        "torch_cuda": [device.tolist() for device in state.torch_devices],
         "python": [state.python[0], list(state.python[1]), state.python[2]],
         "numpy": numpy,
     }

@@ -24,6 +24,7 @@ from torch.jit import ScriptModule
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
+from nantrap.guard.evaluations import Evaluations
 from nantrap.guard.graphs import EXPLAINED_AFTER
 from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
@@ -31,6 +32,7 @@ from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.session import Session
 from nantrap.guard.state.carried import CarriedStates, carried_states
 from nantrap.guard.torch_private import (
+    autocast_state,
     has_compiled_part,
     inside_transform,
     is_any_autocast_on,
@@ -62,6 +64,7 @@ class Collector:
         session: of the run.
         driver: who makes the update.
         before_pass: called before a forward pass is noted; a script's loop may return False.
+        of_guard: says that the guard is at work meanwhile.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Collector:
         driver: Driver,
         *,
         before_pass: Callable[[nn.Module], bool] | None = None,
+        of_guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.window: Window | None = None
         """The step whose backward passes have begun."""
@@ -90,7 +94,7 @@ class Collector:
         self.before_pass = before_pass
         self._driver = driver
         self._apart = driver.owns_gradients and session.drops_micro_batches
-        self._reads_losses = session.policy.sync == "step"
+        self._reads_losses = bool(session.at_once)
         self._drops_terms = session.policy.bad_terms == "drop"
         self._graphs_kept: bool | None = None
         self.together = session.ranks.together
@@ -98,6 +102,8 @@ class Collector:
         self._parts_watched = False
         self._early: dict[int, nn.Module] = {}  # held, so that no other module gets their numbers
         self._handles: list[Any] = []
+        self.evaluations = Evaluations(lambda _: session, "evaluation", of_guard=of_guard)
+        """The model's calls without gradients."""
         self.inputs: deque[list[Tensor]] = deque(maxlen=_INPUTS_KEPT)
         """What the model was called with in the last good steps, by reference: the usual range, should a batch fail."""
         self.stream = torch.get_rng_state()
@@ -127,6 +133,7 @@ class Collector:
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
         self.session.armed.stop()
+        self.evaluations.close()
         self.session.sampler.end()
         forget_probes_of(self)
         for handle in self._handles:
@@ -150,7 +157,7 @@ class Collector:
     def note_precision(self) -> None:
         """The first forward pass shows whether the step is computed under autocast."""
         self.precision_unknown = False
-        if is_any_autocast_on() and (autocast := _autocast_state()) is not None:
+        if is_any_autocast_on() and (autocast := autocast_state()) is not None:
             self.session.recorder.note_autocast(finite.dtype_name(autocast[1]))
 
     def note_refused(self, call: RootCall | None) -> None:
@@ -378,6 +385,8 @@ class _Before(Hook):
                 session.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
             if collector.root_call is not None and not (collector.attempting or active_replays or module.training):
                 collector.leave_call(None)
+            if not (recorded or collector.attempting or active_replays):
+                collector.evaluations.begin(module, args, kwargs)
             return
         earlier = collector.root_call
         if earlier is not None and earlier.running and earlier.module is not module:
@@ -395,7 +404,7 @@ class _Before(Hook):
             session.ranges.check(arguments_by_name(module, args, kwargs))
         if collector.carried is not None:
             collector.restore_carried(module, args, kwargs)
-        autocast = _autocast_state() if is_any_autocast_on() else None
+        autocast = autocast_state() if is_any_autocast_on() else None
         frame: FrameType | None = current_frame()
         while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
@@ -434,16 +443,10 @@ class _After(Hook):
         call = collector.root_call
         if call is not None and call.running and call.module is module and not active_replays:
             call.watch_output(output)
+        elif not torch.is_grad_enabled() and not active_replays:
+            collector.evaluations.end(module, output)
 
 
 def reads_at_once(loss: Tensor) -> bool:
     """On a CPU there is no device to wait for, so the loss is read before backward frees its graph."""
     return loss.device.type == "cpu"
-
-
-def _autocast_state() -> tuple[str, torch.dtype] | None:
-    for kind in ("cuda", "cpu"):
-        with contextlib.suppress(RuntimeError):
-            if torch.is_autocast_enabled(kind):
-                return kind, torch.get_autocast_dtype(kind)
-    return None

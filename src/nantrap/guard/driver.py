@@ -84,9 +84,14 @@ class OwnLoop:
         self._scheduler = scheduler
         self._average = average
         self._norm: Tensor | None = None
+        self.known: Tensor | None = None
+        """The norm of this step, where it was taken already."""
 
     def norm(self) -> Tensor:
         """The norm of all gradients, which is also the flag of the step."""
+        if self.known is not None:
+            self._norm, self.known = self.known, None
+            return self._norm
         if self.scaling.enabled:
             self.scaling.scaler.unscale_(self._optimizer)
         gradients = []

@@ -78,6 +78,8 @@ class DroppedLosses:
         self._several.update(place for place in places if places.count(place) > 1)
         if self.pending:
             self.settle(held=_held(), used=loss)
+        if call is not None and call.previous is not None:
+            self._separate(call, loss)
 
     def before_step(self) -> None:
         """The step is made, and the model's last call has had no backward pass: the last micro-batch was dropped."""
@@ -112,6 +114,7 @@ class DroppedLosses:
             if math.isfinite(finite.value_of(tensor.detach())):
                 continue
             if not made.isdisjoint(nodes_below(tensor)):
+                self._separate(call, tensor)
                 self.pending.append(Suspect(tensor, call))
                 self._collector.note_refused(call)
                 self._restore_buffers()
@@ -133,6 +136,17 @@ class DroppedLosses:
         for suspect in suspects:
             if not any(suspect is each for each in self.pending):
                 self._record(suspect)
+
+    def _separate(self, call: RootCall, loss: Tensor) -> None:
+        """End the chain of calls before the one of a dropped loss: this loss was not computed from it."""
+        below = nodes_below(loss)
+        dropped = [each.call for each in self.pending]
+        later = call
+        while (earlier := later.previous) is not None:
+            if (earlier.passed or any(earlier is each for each in dropped)) and earlier.nodes.isdisjoint(below):
+                later.previous = None
+                return
+            later = earlier
 
     def _record(self, dropped: Suspect) -> None:
         dropped.call.passed, dropped.call.frames = True, ()

@@ -155,14 +155,13 @@ class Guard:
             average=average,
             max_grad_norm=max_grad_norm,
         )
-        self._late = (
-            LateSteps(self._session, max_grad_norm=max_grad_norm, average=average)
-            if self.policy.sync == "late"
-            else None
-        )
         self._evaluates_itself = needs_closure(optimizer)
         self._closed = False
         self._collector = Collector(model, self._session, self._driver)
+        at_once = self._session.at_once
+        self._late = None if at_once else LateSteps(self._session, self._driver, self._collector, average=average)
+        if at_once and self.policy.sync == "late":
+            self._session.recorder.say(f"each step is read before its update: {at_once}")
         self._dropped = DroppedLosses(self._session, self._driver, self._collector)
         self._collector.call_left = weakref.WeakMethod(self._dropped.before_pass)
         _guarded.add(optimizer)
@@ -444,7 +443,7 @@ class Guard:
         self._collector.close()
         try:
             if self._late is not None:
-                self._late.judge_last()
+                self._late.settle()
         finally:
             self._end_run()
             self._session.recovery.close()

@@ -1,10 +1,13 @@
-"""`Policy(sync="late")`: no host read at all in a healthy step.
+"""Steps that are read one step later: no healthy step waits for the device, and a bad one is known just as well.
 
-The flag stays on the device. A fused optimizer takes it as `found_inf` and leaves parameters, state and step counter
-alone where it is 1; written buffers are put back by `where`. The host reads it one step later, from a copy that has
-arrived by then; a schedule that has advanced in the meantime is taken back before the next update. What it
-costs: the failed graph is gone, so the incident says what was bad but not where it began, and nothing can be undone
-on the host, so only updates that are provably finite (see `certify`) may be made this way.
+    launch    the skip happens on the device: a fused optimizer takes the flag as `found_inf`, and what the forward pass
+              wrote, averages and the loss scale are restored where it is 1. What the host must know is copied to
+              pinned memory, behind an event
+    arrive    one step later, before the next update: the values have arrived, and the weights are still those before
+              the step. A bad step is run again (`late_again`) and then refused as if it were the present one
+
+The first steps of a run are read at once, and so are those that follow a bad one until a step is applied, those whose
+update must be checked, and the last one before a save.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,33 +24,32 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.errors import NonFiniteError, UsageError
-from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.diagnosis.describe import new_incident
-from nantrap.guard.judge import Flags, Verdict, combine
-from nantrap.guard.messages import stop_message
+from nantrap.guard.arrival import Arrival
+from nantrap.guard.collect import Collector
+from nantrap.guard.driver import OwnLoop
+from nantrap.guard.late_again import Launched, refuse_launched
 from nantrap.guard.outcome import Outcome
+from nantrap.guard.refusal import contain
 from nantrap.guard.session import Session
-from nantrap.guard.state.certify import LARGEST_NORM, certify
+from nantrap.guard.state.certify import LARGEST_NORM
 from nantrap.guard.state.rates import current_rates
-from nantrap.guard.torch_private import restore_parts
-from nantrap.guard.window import NOTHING, Reading, Window
-from nantrap.incident import Action, Finding
+from nantrap.guard.step import Scalars, is_skipped_spike, run_step
+from nantrap.guard.torch_private import copy_parts, restore_where
+from nantrap.guard.window import Reading, Window
+from nantrap.incident import Action, Incident
+from nantrap.locate.twoline.caller import keep_leaves
 
-_CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)
-
-
-@dataclass(slots=True)
-class _Pending:
-    step: int
-    values: Tensor
-    rates: tuple[float, ...]
-    window: Window
-    milliseconds: float
-    schedule: _Schedule | None
+_READ_AT_ONCE = 8
+"""Number of first steps that are read at once: most failures are there, and the ledger learns who writes what."""
+_EXACT = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
-class _Schedule:
+def beyond_proofs(dtype: torch.dtype) -> float:
+    """A norm times this overflows where the proofs end (`certify`). A power of two, so no bit of the norm is lost."""
+    return 2.0 ** math.ceil(math.log2(torch.finfo(dtype).max / LARGEST_NORM))
+
+
+class Schedule:
     """A scheduler and what it wrote into the parameter groups, as before it advanced."""
 
     def __init__(self, scheduler: Any, optimizer: Optimizer) -> None:
@@ -55,138 +57,183 @@ class _Schedule:
         self._state = copy.deepcopy(scheduler.state_dict())
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
+    def now(self) -> Schedule:
+        """The same as it is at this moment."""
+        return Schedule(self._scheduler, self._optimizer)
+
     def restore(self) -> None:
+        """The rates of before."""
         self._scheduler.load_state_dict(self._state)
         for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(kept)
 
 
 class LateSteps:
-    """Steps without reading. Holds the last step's values until they are read one step later.
+    """Makes the steps of a guard whose results are read late. Holds the step that was launched and not read yet.
 
     Args:
         session: of the run.
-        max_grad_norm: clip to this total norm; `None` does not clip.
+        driver: who makes the update.
+        collector: what was seen of the present step.
         average: updates the averaged weights, or `None`.
     """
 
-    def __init__(self, session: Session, *, max_grad_norm: float | None, average: Callable[[], Any] | None) -> None:
-        self._session = session
-        self._max_grad_norm = max_grad_norm
+    def __init__(
+        self, session: Session, driver: OwnLoop, collector: Collector, *, average: Callable[[], Any] | None
+    ) -> None:
+        self._session, self._driver, self._collector = session, driver, collector
         self._average = average
-        self._pending: _Pending | None = None
-        optimizer = session.protected.optimizer
-        fused = all(group.get("fused") for group in optimizer.param_groups)
-        momentum = any(group.get("momentum") for group in optimizer.param_groups)
-        if type(optimizer) not in _CAPABLE or not fused or momentum:
-            raise UsageError(
-                f'Policy(sync="late") with {type(optimizer).__name__}: the skip happens inside the optimizer, which '
-                "only Adam, AdamW, Adagrad and SGD without momentum support, and only with fused=True "
-                "(fused SGD with momentum would read uninitialised memory after a skipped first step)"
-            )
-        if certify(optimizer) is None:
-            raise UsageError(
-                f'Policy(sync="late") with {type(optimizer).__name__}: its update cannot be proven finite beforehand '
-                "(half precision parameters, a hook, a learning rate that is a tensor, or unusual constants), and late "
-                'mode has no copy to undo it with; use sync="step"'
-            )
-        if average is not None and not session.protected.averages:
-            raise UsageError(
-                'Policy(sync="late") with an ema that is no module: it cannot be taken back on the device when a step '
-                'turns out to be bad; use an AveragedModel or sync="step"'
-            )
-        if session.policy.on_incident != "skip":
-            raise UsageError('Policy(sync="late") can only skip; use sync="step" to raise or to observe')
+        averaged = [t for module in session.protected.averages for t in (*module.parameters(), *module.buffers())]
+        device = session.protected.members.parameters[0].device
+        self._averaged = [tensor for tensor in averaged if tensor.device == device]
+        self._counters = [tensor for tensor in averaged if tensor.device != device]  # those of steps, on the host
+        self._averaged_before: list[Tensor] = []
+        self._launched: Launched | None = None
+        self._made = 0
+        self._unreported: Incident | None = None
+        self._last = Outcome(True, Action.APPLY, 0, math.nan, math.nan)
+        session.recovery.settle = self.settle
 
     def step(self, window: Window) -> Outcome:
-        """Launch the step; report the result of the one before it."""
-        reported = self.judge_last()
-        session, protected = self._session, self._session.protected
-        optimizer, scheduler = protected.optimizer, protected.scheduler
-        norm = finite.gradient_norm(protected.members.gradients())
-        losses = [micro.loss.total.detach().float() * micro.factor for micro in window.micros]
-        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        limit = LARGEST_NORM if self._max_grad_norm is None else math.inf  # a clipped gradient is small
-        origin = ~loss.isfinite()
-        suspects = protected.ledger.suspects(known_only=True)
-        if suspects:
-            origin = origin | (finite.nonfinite_flag(suspects).to(origin.device) > 0)
-        symptom = (~(norm.isfinite() & (norm <= limit))).to(origin.device)
-        flags = session.ranks.gather_flags(origin, symptom)
-        bad = flags.max()
-        if self._max_grad_norm is not None:
-            finite.clip_with_norm(protected.members.parameters, max_norm=self._max_grad_norm, total=norm)
-        optimizer.found_inf, optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
-        protected.ledger.keep_where(bad)
-        rates = current_rates(optimizer)
-        schedule = None
-        if scheduler is not None:
-            if session.policy.skips.scheduler == "hold":
-                schedule = _Schedule(scheduler, optimizer)
-            scheduler.step()
+        """Judge the step that was launched before, then launch this one, or make it at once where it must be read."""
+        norm = self._driver.norm()  # before anything: a step that is run again must meet gradients as they are
+        action = self.settle()
+        incident, self._unreported = self._unreported, None
+        self._made += 1
+        if action is Action.ROLLBACK:
+            return self._abandon(window, incident)
+        if self._must_be_read(window):
+            self._driver.known = norm
+            self._last = outcome = run_step(self._session, self._driver, window)
+            return replace(outcome, incident=incident) if outcome.incident is None and incident else outcome
+        self._launch(window, norm)
+        step, last = self._session.progress.step, self._last
+        self._session.progress.step = step + 1
+        self._session.recorder.tally.attempted += 1
+        return Outcome(True, Action.APPLY, step, last.loss, last.grad_norm, incident, last.terms, last.loss_step)
+
+    def settle(self) -> Action | None:
+        """Read the step that was launched last, and record it. Returns what was done; `None` if none was launched."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return None
+        values = launched.arrival.read()
+        bad = not all(map(math.isfinite, values[: launched.judged]))
+        values[0] /= launched.beyond
+        reading = launched.scalars.reading(self._session, self._driver, launched.window, values, launched.rates)
+        self._last = outcome = self._refuse(launched, reading) if bad else self._end(launched, reading)
+        self._unreported = outcome.incident
+        return outcome.action
+
+    # ---- parts
+
+    def _must_be_read(self, window: Window) -> bool:
+        """Whether this step is read before its update."""
+        session = self._session
+        return (
+            self._made <= _READ_AT_ONCE
+            or session.ladder.in_a_row > 0
+            or session.scaling.probes_in_a_row > 0
+            or session.armed.on
+            or bool(window.judged or window.dropped)
+            or session.protected.needs_care(0.0)
+        )
+
+    def _launch(self, window: Window, norm: Tensor) -> None:
+        """Make the step on the device, without reading anything of it."""
+        session, driver, protected = self._session, self._driver, self._session.protected
+        optimizer, scaler = protected.optimizer, driver.scaling.scaler if driver.scaling.enabled else None
+        written = protected.ledger.suspects(known_only=True) if protected.has_buffers else []
+        buffers = [plain for buffer in written if (plain := finite.readable(buffer)) is not None]
+        scalars = Scalars.of(session, driver, window, norm, finite.largest_value(buffers) if buffers else None)
+        joined = [scalar.detach() for scalar in scalars.tensors()]
+        dtype = torch.float32 if all(scalar.dtype in _EXACT for scalar in joined) else torch.float64
+        beyond = beyond_proofs(dtype) if driver.max_grad_norm is None else 1.0  # a clipped gradient is small
+        joined[0] = joined[0].to(dtype) * beyond
+        values = torch.stack([scalar.to(device=norm.device, dtype=dtype) for scalar in joined])
+        judged = len(scalars.judged())
+        bad = finite.flag_of(values[:judged])
+        if driver.max_grad_norm is not None:
+            finite.clip_with_norm(protected.members.parameters, max_norm=driver.max_grad_norm, total=norm)
+        protected.ledger.restore_where(bad)
+        schedule = None if protected.scheduler is None else Schedule(protected.scheduler, optimizer)
+        rates, program = current_rates(optimizer), protected.program_at_begin
+        scale = driver.scaling.capture()
+        protected.update(lambda: _step_unless(optimizer, bad), careful=False)
+        if scaler is not None:
+            scaler.update()  # an overflow lowers the scale, as without the guard; a bad loss does not
+            restore_where(finite.flag_of(values[1:judged]), driver.scaling.tensors(), [*scale.values()])
+        if protected.scheduler is not None:
+            protected.scheduler.step()
+        counters = [(tensor, tensor.clone()) for tensor in self._counters]
         self._update_average(bad)
         protected.members.clear_gradients()
-        values = torch.cat([torch.stack([loss, norm.float().to(loss.device)]), flags.flatten().to(loss.device)])
-        milliseconds = (time.perf_counter() - window.started) * 1e3
-        step = session.progress.step
-        self._pending = _Pending(step, values, rates, window, milliseconds, schedule)
-        session.progress.step = step + 1
-        session.recorder.tally.attempted += 1
-        incident = reported.incident if reported is not None else None
-        previous = (reported.loss, reported.grad_norm) if reported is not None else (math.nan, math.nan)
-        return Outcome(True, Action.APPLY, step, *previous, incident)
-
-    def judge_last(self) -> Outcome | None:
-        """Read the step that was launched last, and record it."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return None
-        session = self._session
-        loss, norm, *flags = finite.read(list(pending.values.unbind()))
-        members = session.ranks.members if len(flags) == 2 * session.ranks.size else (session.ranks.rank,)
-        pairs = zip(members, flags[::2], flags[1::2], strict=True)
-        verdict = combine({rank: Flags(origin=bool(origin), symptom=bool(bad)) for rank, origin, bad in pairs})
-        reading = Reading(norm, loss, NOTHING, pending.rates)
-        if not verdict.bad:
-            session.ladder.applied()
-            return session.recorder.end(pending.window, reading, launched=(pending.step, pending.milliseconds))
-        action, reason = session.ladder.decide(
-            pending.step, no_way_back=lambda: 'Policy(sync="late") keeps no older state'
+        self._launched = Launched(
+            step=session.progress.step,
+            window=window,
+            scalars=scalars,
+            judged=judged,
+            arrival=Arrival.of(values),
+            beyond=beyond,
+            rates=rates,
+            schedule=schedule,
+            scale=scale,
+            counters=counters,
+            program=program,
+            milliseconds=(time.perf_counter() - window.started) * 1e3,
+            position=replace(session.progress),
+            frames=keep_leaves() if window.micros[-1].forward is None else (),
         )
-        if pending.schedule is not None:
-            pending.schedule.restore()
-        incident = session.recorder.finish(self._diagnosed(pending, reading, verdict), action, reason)
-        launched = (pending.step, pending.milliseconds)
-        outcome = session.recorder.end(pending.window, reading, action, incident, launched=launched)
-        if action is Action.STOP:
-            raise NonFiniteError(stop_message(incident, reason), incident=incident)
-        return outcome
+        for micro in window.micros:
+            if micro.forward is not None:  # it can be computed again: its graph is not kept
+                micro.loss.total = micro.loss.total.detach()
 
     def _update_average(self, bad: Tensor) -> None:
-        """Average, and take it back on the device where the step was bad."""
+        """Average, and restore the averages where the step is bad."""
         if self._average is None:
             return
-        modules = self._session.protected.averages
-        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        before = [tensor.detach().clone() for tensor in tensors]
+        if not self._averaged_before:
+            self._averaged_before = [tensor.detach().clone() for tensor in self._averaged]
+        copy_parts(self._averaged_before, self._averaged)
         self._average()
-        restore_parts(
-            tensors, [torch.where(bad.to(t.device) > 0, kept, t) for t, kept in zip(tensors, before, strict=True)]
-        )
+        restore_where(bad, self._averaged, self._averaged_before)
 
-    def _diagnosed(self, pending: _Pending, reading: Reading, verdict: Verdict) -> Diagnosed:
-        """The incident of a step that is read when the next one has begun: what was seen, and no place."""
-        findings = []
-        if not math.isfinite(reading.loss):
-            findings.append(Finding("loss", "loss", "forward", value=reading.loss))
-        if not math.isfinite(reading.norm):
-            findings.append(Finding("grad_norm", "total gradient norm", "backward", value=reading.norm))
-        forward = not math.isfinite(reading.loss) or math.isfinite(reading.norm)
-        incident = new_incident(self._session, "forward" if forward else "backward", verdict=verdict)
-        note = 'read one step late (Policy(sync="late")): the graph is gone, so it was not located'
-        incident = replace(incident, step=pending.step, lr=pending.rates, findings=tuple(findings), notes=(note,))
-        return Diagnosed(replace(incident, loss=reading.loss, grad_norm=reading.norm))
+    def _end(self, launched: Launched, reading: Reading) -> Outcome:
+        """The step was good: what `accept` does, one step later."""
+        session = self._session
+        session.scaling.probes_in_a_row = 0
+        if session.ladder.in_a_row:
+            session.ladder.applied()
+        if reading.norm == 0.0 or session.recorder.tally.steps_without_gradient:
+            session.recorder.note_gradient(missing=reading.norm == 0.0)
+        spikes = session.spikes
+        if spikes is not None:
+            if reading.loss > spikes.loss_limit or reading.norm > spikes.norm_limit:
+                is_skipped_spike(session, reading)
+            spikes.fresh.append((reading.loss, reading.norm))
+            if len(spikes.fresh) >= spikes.block:
+                spikes.absorb()
+        with launched.at_its_position(session.progress):
+            return session.recorder.end(launched.window, reading, launched=(launched.step, launched.milliseconds))
+
+    def _refuse(self, launched: Launched, reading: Reading) -> Outcome:
+        """The step was bad: it is refused now as it would have been then."""
+        self._session.recovery.anchors.forget_newest(launched.step)
+        return refuse_launched(self._session, self._driver, self._collector, launched, reading)
+
+    def _abandon(self, window: Window, incident: Incident | None) -> Outcome:
+        """The run went back to an older state: the gradients of this step are those of weights that are gone."""
+        session = self._session
+        contain(session, self._driver)
+        reading = Reading(rates=current_rates(session.protected.optimizer), scale=self._driver.scaling.value())
+        outcome = session.recorder.end(window, reading, Action.SKIP)
+        return replace(outcome, incident=incident)
+
+
+def _step_unless(optimizer: Any, bad: Tensor) -> Any:
+    """The optimizer's step, which changes nothing where `bad` is 1."""
+    optimizer.found_inf, optimizer.grad_scale = bad, None
+    try:
+        return optimizer.step()
+    finally:
+        del optimizer.found_inf, optimizer.grad_scale

@@ -7,7 +7,7 @@ import os
 from nantrap.guard.progress import Tally
 from nantrap.incident import Incident
 from nantrap.incident.wording import counted, escaped
-from nantrap.record import cause_lines
+from nantrap.record import apart_lines, cause_lines
 from nantrap.report import one_line
 
 LONGEST_LINE = 4000
@@ -38,6 +38,7 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
         skipped = counted(tally.skipped, "skipped step") + by_script
         lines.append(f"{counted(tally.incidents, 'incident')}, {skipped}, {counted(tally.rollbacks, 'rollback')}")
         lines += [f"  {line}" for line in cause_lines(tally.causes, tally.guesses)]
+    lines += apart_lines(tally)
     if tally.dropped_micro_batches:
         lines.append(f"{counted(tally.dropped_micro_batches, 'micro-batch', 'micro-batches')} dropped")
     if tally.dropped_terms:

@@ -106,7 +106,7 @@ def observe(
     if buffers_bad:
         found += protected.ledger.findings("forward")
         found += [finding("parameter", *bad, "state") for bad in protected.ledger.bad_script_writes()]
-    gradients = {name: p.grad.detach() for name, p in protected.members.known() if p.grad is not None}
+    gradients = {name: gradient.detach() for name, gradient in protected.members.named_gradients().items()}
     return Observation(
         micro,
         values,
@@ -138,10 +138,11 @@ def micro_at_fault(micros: Sequence[Micro]) -> Micro | None:
 def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Finding]:
     """The gradients that are non-finite; if all are finite, their norm, which overflowed."""
     members = protected.members
+    guarded = {name for name, _ in members.named()}
     bad = [
-        (name, parameter.grad)
-        for name, parameter in members.named()
-        if parameter.grad is not None and finite.any_nonfinite([parameter.grad])
+        (name, gradient)
+        for name, gradient in members.named_gradients().items()
+        if name in guarded and finite.any_nonfinite([gradient])
     ]
     if bad or not alone:
         return [finding("gradient", name, grad, "backward") for name, grad in bad[:MOST_GRADIENTS]]

@@ -12,8 +12,8 @@ from nantrap.incident import Action, Incident
 class Outcome:
     """The result of one step.
 
-    With `Policy(sync="late")` this step has not been read yet: `applied` and `action` say what was launched, while
-    `loss`, `grad_norm` and `incident` are those of the step before (`incident.step` says which).
+    Where steps are read late (`Policy(sync=...)`), this step has not been read yet: `applied` and `action` say what was
+    launched, and `loss`, `grad_norm`, `terms` and `incident` are those of the step before: `loss_step` says which.
 
     Attributes:
         applied: whether the weights moved.
@@ -24,6 +24,7 @@ class Outcome:
         incident: what went wrong (`incident.cause` says why), or `None`. A `GradScaler` probing its scale skips without
             an incident.
         terms: the named loss terms, if the loss was given as a dict.
+        loss_step: the step that `loss`, `grad_norm` and `terms` belong to.
     """
 
     applied: bool
@@ -33,3 +34,4 @@ class Outcome:
     grad_norm: float
     incident: Incident | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
+    loss_step: int = 0

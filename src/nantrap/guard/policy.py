@@ -16,7 +16,7 @@ from nantrap.errors import UsageError
 OnIncident = Literal["skip", "raise", "observe"]
 Then = Literal["rollback", "stop"]
 Diagnose = Literal["full", "locate", "off"]
-Sync = Literal["step", "late"]
+Sync = Literal["auto", "step", "late"]
 RankFlags = Literal["every_step", "averaged"]
 BadTerms = Literal["skip", "drop"]
 SpikeAction = Literal["warn", "skip", "off"]
@@ -266,8 +266,10 @@ class Policy:
         max_rollbacks: number of rollbacks after which the guard stops the run.
         lr_backoff: a rollback multiplies every learning rate by this.
         diagnose: `full` (locate, rules, trials), `locate` or `off`.
-        sync: `step` reads one value per step; `late` reads it one step later, and the skip happens on the device
-            (fused Adam, AdamW, Adagrad and SGD without momentum).
+        sync: when the host learns the result of a step. `step`: before its update, by one read. `late`: one step
+            later, so that no healthy step waits for the device; a bad one is skipped on the device (fused Adam, AdamW,
+            Adagrad and SGD without momentum) and diagnosed a step later. `auto`: `late` on an accelerator where that
+            is possible, else `step`; `run.json` says which, and why.
         rank_flags: when the ranks of a `DistributedDataParallel` model exchange what they found. `every_step`: one
             small all-reduce per step, so that they always decide together. `averaged`: nothing is exchanged while the
             averaged gradients show everything; a fault that one rank alone has after the averaging (its memory, its
@@ -316,7 +318,7 @@ class Policy:
         max_rollbacks: int = 3,
         lr_backoff: float = 0.5,
         diagnose: Diagnose = "full",
-        sync: Sync = "step",
+        sync: Sync = "auto",
         rank_flags: RankFlags = "every_step",
         bad_terms: BadTerms = "skip",
         spikes: Spikes | SpikeAction = "warn",
@@ -366,11 +368,6 @@ class Policy:
         )
         _check_numbers(self, max_consecutive_skips=0, max_rollbacks=0)
         _check_numbers(self, whole=False, lr_backoff=None)
-        if self.sync == "late" and (self.batches.unusual != "off" or self.batches.ranges):
-            raise UsageError(
-                'Policy(sync="late") does not read a batch before its step, and BatchChecks(unusual=..., ranges=...) '
-                'must; use sync="step"'
-            )
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(
                 f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the learning rate"

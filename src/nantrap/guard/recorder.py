@@ -44,6 +44,7 @@ from nantrap.record import (
     write_run_info,
 )
 from nantrap.record.journal import FLUSH_LINES
+from nantrap.record.restarts import RunStop, last_stop, line_of, restart_count
 from nantrap.record.run_info import add_run_fact
 from nantrap.report import (
     begin_pages,
@@ -138,6 +139,8 @@ class Recorder:
         self._in_diagnosis: Incident | None = None
         self._journal = None if self.run_dir is None else Journal(self.run_dir, rank=target.rank)
         self._listeners: tuple[Listener, ...] = ()
+        self.last_stop = None if self._journal is None or not restart_count() else last_stop(self._journal.path)
+        """How the last attempt was stopped, where a scheduler has started the run again."""
         if self._journal is not None and self._journal.used_before:
             self._note(RUN_STARTS, progress.step)
 
@@ -208,7 +211,7 @@ class Recorder:
         if launched is None:
             step, milliseconds = progress.step, (now - window.started) * 1e3
             if window.repeated and incident is None:  # the same update once more: it has its line and number already
-                return Outcome(applied, action, max(step - 1, 0), loss, norm, None, terms)
+                return Outcome(applied, action, max(step - 1, 0), loss, norm, None, terms, max(step - 1, 0))
         else:
             step, milliseconds = launched
         if not self._first_rates:
@@ -273,7 +276,7 @@ class Recorder:
                 self.say_outside(outside, told=incident is not None and not applied)
             tally.attempted += 1
             progress.step = step + 1
-        return Outcome(applied, action, step, loss, norm, incident, terms)
+        return Outcome(applied, action, step, loss, norm, incident, terms, step)
 
     # ---- incidents
 
@@ -355,6 +358,22 @@ class Recorder:
             self._journal.flush()
         self._unwritten.clear()
 
+    def note_evaluation(self, diagnosed: Diagnosed) -> Incident:
+        """An incident of an evaluation or an inference: it belongs to no step, and the run goes on as before."""
+        incident = self.finish(diagnosed, Action.APPLY, "", known_here_only=True)
+        self.last_incident = incident
+        self._note_outside("incident")
+        return incident
+
+    def note_repeated(self, incident: Incident, times: int) -> None:
+        """Further calls of a model gave what an incident describes: counted, and not run again."""
+        if times:
+            short = {**_short(incident), "times": times}
+            self.tally.note(short)
+            if self._journal is not None:
+                self._journal.append({"step": self._progress.step, "kind": "incident", "incident": short})
+            self.say(f"{incident.during}: {times:,} more calls of the model gave the same; they were not run again")
+
     # ---- other lines
 
     def log_eval(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -369,6 +388,11 @@ class Recorder:
     def note_resume(self, step: int) -> None:
         """A state was restored, and the steps are counted from its step on."""
         self._note(RUN_RESUMES, step)
+
+    def note_stop(self, stop: RunStop) -> None:
+        """A line about why the run stops, for the next attempt."""
+        if self._journal is not None:
+            self._journal.append(line_of(stop))
 
     def _note(self, kind: str, step: int) -> None:
         """A line that is no step: where another start of the run begins, so that readers can tell the two apart."""
@@ -513,6 +537,8 @@ def _short(incident: Incident) -> dict[str, Any]:
     }
     if cause is not None and not cause.proven and cause.slug != "unknown":
         short["guess"] = True
+    if incident.during != "training":
+        short |= {"during": incident.during, "batch": incident.batch}
     if cause is None and incident.same_as is not None:
         short["same_as"] = incident.same_as
     return short if incident.restored_step is None else {**short, "restored_step": incident.restored_step}

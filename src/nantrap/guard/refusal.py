@@ -29,6 +29,7 @@ from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Reading, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import some_of
+from nantrap.record.restarts import RunStop, tell_launcher
 
 
 def observe_step(
@@ -85,8 +86,11 @@ def act(session: Session, driver: Driver, decision: Decision, *, incident: Incid
     if decision.spike and session.ranges is not None and session.ranges.findings:
         return Act(Action.SKIP, 'skipped, as BatchChecks(unusual="skip") asks')
     if decision.spike:
-        return Act(Action.SKIP, "a spike, skipped by the policy")
+        by_policy = session.policy.spikes.action == "skip"
+        return Act(Action.SKIP, "a spike, skipped by the policy" if by_policy else "too large, skipped on the device")
     verdict, ranks = decision.verdict, session.ranks
+    if again := repeated_on_any(session, incident):
+        return Act(Action.STOP, again)
     if ranks.kept_apart and not blocked:
         blocked = "the ranks cannot agree here to roll back together"
 
@@ -118,6 +122,17 @@ def spoiled_on_any(session: Session, incident: Incident) -> str:
         return own
     told = {rank: words for rank, words in session.ranks.share(own).items() if words}
     return next((f"on rank {rank} {words}" for rank, words in told.items()), "")
+
+
+def repeated_on_any(session: Session, incident: Incident) -> str:
+    """That the last attempt of the run stopped at the same incident, in words; else "". Each rank calls it."""
+    before = session.recorder.last_stop
+    own = ""
+    if before is not None and session.policy.on_incident == "skip" and RunStop.of(incident).is_like(before):
+        own = f"the last attempt stopped at the same incident ({before.in_words()}): not tried again"
+    if not session.ranks.talking:
+        return own
+    return next((words for words in session.ranks.share(own).values() if words), "")
 
 
 def put_back_buffers(session: Session, window: Window, reading: Reading) -> None:
@@ -171,7 +186,11 @@ def refuse(
     outcome = session.recorder.end(window, reading, acted.action, incident)
     if acted.action is Action.STOP:
         message = stop_message(incident, words + acted.reason, session.recovery.where_to_restart())
-        raise NonFiniteError(message, incident=incident)
+        before = session.recorder.last_stop
+        stop = RunStop.of(incident, repeated=before is not None and RunStop.of(incident).is_like(before))
+        session.recorder.note_stop(stop)
+        tell_launcher(message)
+        raise NonFiniteError(message, incident=incident, kind=stop.kind)
     return outcome
 
 

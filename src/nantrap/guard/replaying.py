@@ -235,7 +235,7 @@ def _restore_rng(described: Any) -> None:
     RngState(
         torch.tensor(described["torch_cpu"], dtype=torch.uint8),
         tuple(torch.tensor(device, dtype=torch.uint8) for device in described["torch_cuda"])
-        if torch.cuda.is_available()
+        if RngState.capture().torch_devices
         else (),
         (python[0], tuple(python[1]), python[2]),
         (numpy[0], np.array(numpy[1], dtype=np.uint32), *numpy[2:]) if numpy else RngState.capture().numpy,

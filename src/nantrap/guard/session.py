@@ -21,10 +21,11 @@ from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.recorder import Recorder, RecordTarget
 from nantrap.guard.state.anchors import Anchors
-from nantrap.guard.state.members import ema_modules
+from nantrap.guard.state.members import Shards, ema_modules
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.recovery import Recovery, Saving, store_for
 from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.sync import why_at_once
 from nantrap.guard.watching.magnitudes import Sampler
 from nantrap.guard.watching.ranges import Ranges
 from nantrap.guard.watching.sample_list import SampleList, as_sample_list
@@ -32,7 +33,7 @@ from nantrap.guard.watching.spikes import SpikeWatch
 from nantrap.guard.watching.watch import Watch, WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
-from nantrap.locate import is_compiled
+from nantrap.locate import RootCall, is_compiled
 from nantrap.record import open_listeners
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Neighbours(Protocol):
 
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
         """The incident with the dataset's own indices, where they are known."""
+
+    def place(self, call: RootCall) -> int | None:
+        """Note the batch of which a call was made; its number in its data loader, where it is known."""
 
     def known_incident(self, micro: Micro) -> Incident | None:
         """The incident of another guard that saw the same loss."""
@@ -77,6 +81,7 @@ class Setup:
         alerts: who is told of incidents.
         bad_samples: the list of samples that led to incidents.
         schedules: gives the schedules that the script steps itself.
+        shards: where the optimizer moves shards in place of the model's parameters.
     """
 
     policy: Policy
@@ -97,6 +102,7 @@ class Setup:
     alerts: Alerts | None = None
     bad_samples: str | os.PathLike[str] | SampleList | None = None
     schedules: Callable[[], Sequence[Any]] = tuple
+    shards: Shards | None = None
 
 
 _ALWAYS = 60.0
@@ -154,14 +160,15 @@ class Session:
         ladder: skip, roll back, stop.
         anchors: older states in memory.
         recovery: the way back to an older state or a checkpoint.
+        at_once: why each step is read before its update, in words; empty if it is read one step later.
         recorder: journal, messages, tally.
         armed: steps that are traced while they run.
         earlier: what was diagnosed before.
     """
 
     __slots__ = (
-        "alone", "anchors", "armed", "earlier", "ladder", "policy", "progress", "protected", "ranges", "ranks",
-        "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "watch",
+        "alone", "anchors", "armed", "at_once", "earlier", "ladder", "policy", "progress", "protected", "ranges",
+        "ranks", "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "watch",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, setup: Setup) -> None:
@@ -178,10 +185,12 @@ class Session:
             averages=ema_modules(setup.ema),
             scheduler=setup.scheduler,
             owned_only=setup.by != "guard",
+            shards=setup.shards,
         )
         self.scaling = Scaling(setup.scaler, optimizer, policy)
         self.ranks = Ranks(model, process_group=setup.process_group)
         self.ranks.averaged.allow(policy, self.protected.members.parameters)
+        self.at_once = why_at_once(self.protected, setup, together=self.ranks.together)
         self.alone = Alone(model, together=self.ranks.together)
         self.watch = Watch(setup.watch, self.protected.root) if setup.watch else None
         self.spikes = None if policy.spikes.action == "off" else SpikeWatch(policy)
@@ -197,7 +206,7 @@ class Session:
             self.protected,
             self.scaling,
             ema=setup.ema,
-            every=policy.rollback.anchor_every if policy.sync == "step" else 0,
+            every=policy.rollback.anchor_every,
             limit_bytes=policy.rollback.anchor_bytes,
         )
         target = RecordTarget(setup.run_dir, setup.quiet, setup.by, rank=self.ranks.rank, prints=self.ranks.prints)
@@ -246,7 +255,7 @@ class Session:
         return (
             policy.accumulation.bad == "drop"
             and policy.on_incident == "skip"
-            and policy.sync == "step"
+            and bool(self.at_once)
             and not self.ranks.together
         )
 
@@ -270,6 +279,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "max_grad_norm": session.setup.max_grad_norm,
         "loss_scaler": session.scaling.enabled,
         "policy": policy.as_written(),
+        "read": f"at once: {session.at_once}" if session.at_once else "one step later",
         **({"watch": watched.limits()} if watched is not None and watched.limits() else {}),
     }
 
@@ -283,5 +293,6 @@ def summary_of(recorder: Recorder, recovery: Recovery, notes: Sequence[str] = ()
 def end_run(recorder: Recorder, recovery: Recovery, notes: Sequence[str] = ()) -> None:
     """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
     recorder.close()
-    if recorder.tally.incidents or recorder.tally.dropped_micro_batches or recorder.tally.outside:
+    tally = recorder.tally
+    if tally.incidents or tally.dropped_micro_batches or tally.outside or tally.evaluations:
         recorder.say(*summary_of(recorder, recovery, notes).split("\n"))

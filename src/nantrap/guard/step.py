@@ -15,6 +15,8 @@ to make a step, late reads and closures, have their own files and use the same s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +64,20 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
     observation = observe_step(session, driver, window, reading, decision, undone)
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(session, driver, window, reading, observation)
+    return refuse_bad(session, driver, window, reading, observation, decision)
+
+
+def refuse_bad(
+    session: Session,
+    driver: Driver,
+    window: Window,
+    reading: Reading,
+    observation: Observation,
+    decision: Decision,
+    *,
+    words: str = "",
+) -> Outcome:
+    """Contain the step, find out where and why it failed, act, and record it."""
     contain(session, driver)
     try:
         diagnosed = diagnose(session, observation)
@@ -70,6 +86,8 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
         raise
     if session.ranges is not None and session.ranges.findings and not decision.spike:
         diagnosed = diagnosed.noting(outside_in_words(session.ranges.findings))
+    if words:
+        diagnosed = diagnosed.noting(words)
     return refuse(session, driver, window, bad_reading(window, reading, observation), diagnosed, decision)
 
 
@@ -125,32 +143,67 @@ def _read_all(
     session: Session, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], largest: Tensor | None
 ) -> Reading:
     """The same with watched values, written buffers, a loss scale, and losses that were not read yet."""
-    scaling, watch = driver.scaling, session.watch
-    watched = watch.scalars() if watch is not None else []
-    unread = [micro for micro in window.micros if micro.values is None]
-    scale = scaling.scalar()
-    scalars = [norm, *watched]
-    scalars += [scale] if scale is not None else []
-    scalars += [largest.to(norm.device)] if largest is not None else []
-    for micro in unread:
-        scalars += micro.loss.scalars()
-    values = iter(finite.read(scalars))
-    norm_value = next(values)
-    if not math.isfinite(norm_value):
-        norm_value = confirmed_norm(session, driver, norm_value)
-    named = watch.named([next(values) for _ in watched]) if watch is not None else NOTHING
-    if scale is not None:
-        scaling.note(next(values))
-    buffers_bad = largest is not None and not math.isfinite(next(values))
-    buffers_bad = buffers_bad and session.protected.ledger.any_bad()
-    for micro in unread:
-        micro.values = [next(values) for _ in micro.loss.scalars()]
-    separate = window.separate
-    guilty = None if separate else next((micro for micro in window.micros if micro.bad), None)
-    if not separate:
+    scalars = Scalars.of(session, driver, window, norm, largest)
+    values = finite.read(scalars.tensors())
+    if not math.isfinite(values[0]):
+        values[0] = confirmed_norm(session, driver, values[0])
+    reading = scalars.reading(session, driver, window, values, rates)
+    return reading._replace(buffers_bad=reading.buffers_bad and session.protected.ledger.any_bad())
+
+
+class Scalars(NamedTuple):
+    """What the host must know of a step, still on the device.
+
+    Attributes:
+        norm: the gradient norm.
+        losses: the loss and the terms of each micro-batch that was not read yet.
+        buffers: finite only if every written buffer is; `None` without any.
+        watched: the watched values.
+        scale: the loss scale, or `None`.
+    """
+
+    norm: Tensor
+    losses: list[Tensor]
+    buffers: Tensor | None
+    watched: list[Tensor]
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, session: Session, driver: Driver, window: Window, norm: Tensor, buffers: Tensor | None) -> Scalars:
+        """Those of a step whose gradients are there."""
+        losses = [scalar for micro in window.micros if micro.values is None for scalar in micro.loss.scalars()]
+        watched = session.watch.scalars() if session.watch is not None else []
+        return cls(norm, losses, buffers, watched, driver.scaling.scalar())
+
+    def judged(self) -> list[Tensor]:
+        """Those that must be finite, on one device."""
+        buffers = [] if self.buffers is None else [self.buffers.to(self.norm.device)]
+        return [self.norm, *self.losses, *buffers]
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, in the order in which `reading` takes their values."""
+        return [*self.judged(), *self.watched, *([] if self.scale is None else [self.scale])]
+
+    def reading(
+        self, session: Session, driver: Driver, window: Window, values: Sequence[float], rates: tuple[float, ...]
+    ) -> Reading:
+        """The reading of the step, from their values."""
+        left = iter(values)
+        norm = next(left)
         for micro in window.micros:
-            window.count(micro)
-    return Reading(norm_value, window.loss, window.terms or NOTHING, rates, named, scaling.value(), buffers_bad, guilty)
+            if micro.values is None:
+                micro.values = [next(left) for _ in micro.loss.scalars()]
+        buffers_bad = self.buffers is not None and not math.isfinite(next(left))
+        watched = [next(left) for _ in self.watched]
+        named = session.watch.named(watched) if session.watch is not None else NOTHING
+        if self.scale is not None:
+            driver.scaling.note(next(left))
+        guilty = None if window.separate else next((micro for micro in window.micros if micro.bad), None)
+        if not window.separate:
+            for micro in window.micros:
+                window.count(micro)
+        scale = driver.scaling.value()
+        return Reading(norm, window.loss, window.terms or NOTHING, rates, named, scale, buffers_bad, guilty)
 
 
 def without_bad_heads(session: Session, driver: Driver, window: Window, reading: Reading) -> Reading:
@@ -187,15 +240,15 @@ def decide(session: Session, driver: Driver, window: Window, reading: Reading) -
     bad = not math.isfinite(norm) or reading.guilty is not None or reading.buffers_bad
     spike = False
     if spikes is not None and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit) and not bad:
-        spike = _is_skipped_spike(session, reading)
+        spike = is_skipped_spike(session, reading)
     if session.ranges is not None and _is_skipped_batch(session):
         spike = True
     if not (bad or spike or session.ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
-    return _decide_together(session, driver, window, reading, careful=careful, spike=spike)
+    return decide_together(session, driver, window, reading, careful=careful, spike=spike)
 
 
-def _decide_together(
+def decide_together(
     session: Session, driver: Driver, window: Window, reading: Reading, *, careful: bool, spike: bool
 ) -> Decision:
     """The decision of all ranks on a step that is not simply healthy on one of them, or that they always share."""
@@ -243,7 +296,7 @@ def without_signal(session: Session, driver: Driver, reading: Reading) -> Readin
     return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(session, driver, norm))
 
 
-def _is_skipped_spike(session: Session, reading: Reading) -> bool:
+def is_skipped_spike(session: Session, reading: Reading) -> bool:
     """A finite value far outside its range: reported here, or a reason to skip."""
     assert session.spikes is not None
     found = session.spikes.find(reading.loss, reading.norm)
@@ -325,7 +378,7 @@ def make_update(
             protected.undo()
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
-    protected.release()
+    protected.release(anchored=session.anchors.keeps_attempts)
     for found in protected.newly_bad_before(session.progress.step):
         session.recorder.say(
             f"step {session.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "

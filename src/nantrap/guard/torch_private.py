@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.accelerator import current_accelerator
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -136,6 +137,39 @@ def restore_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     set_counts(counts)
 
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def restore_where(bad: Tensor, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Restore older values where `bad` is 1, and change nothing where it is 0, without reading `bad`: bit for bit, in
+    a few calls for any number of tensors, and without counting it as a write.
+
+    Values are taken as whole numbers, whose arithmetic is exact: t + bad * (s - t). With `bad` 0 or 1, NaN cannot
+    enter, and the sign of a zero stays.
+    """
+    counts = counts_of(targets)
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        ours, theirs = _as_bits(target), _as_bits(source)
+        pair = groups.setdefault((target.device, ours.dtype), ([], []))
+        pair[0].append(ours)
+        pair[1].append(theirs)
+    for (device, bits), (now, before) in groups.items():
+        difference = torch._foreach_sub(before, now)
+        torch._foreach_mul_(difference, bad.to(device=device, dtype=bits))
+        torch._foreach_add_(now, difference)
+    set_counts(counts)
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    """The memory of a tensor as whole numbers; eight bytes as two of four, so that most tensors are of one kind."""
+    tensor = tensor.detach()
+    if tensor.itemsize >= 8 and tensor.is_contiguous():
+        return tensor.view(-1).view(torch.int32)
+    return tensor.view(_BITS[tensor.itemsize])
+
+
 @torch.no_grad()
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:
     """The parts of tensors that this rank holds; a plain tensor is its own part. They are written in place of the
@@ -150,6 +184,15 @@ def add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 is_any_autocast_on = torch._C._is_any_autocast_enabled
 """Whether an autocast region is active on any device; the public question is asked for one device at a time."""
+
+
+def autocast_state() -> tuple[str, torch.dtype] | None:
+    """Device and dtype of the autocast region around this call; `None` outside of any."""
+    accelerator = current_accelerator()
+    for kind in ("cpu",) if accelerator is None else (accelerator.type, "cpu"):
+        if torch.is_autocast_enabled(kind):
+            return kind, torch.get_autocast_dtype(kind)
+    return None
 
 
 # ---- GradScaler
@@ -180,6 +223,17 @@ def force_overflow(scaler: Any, optimizer: Optimizer) -> None:
     if states is not None and id(optimizer) in states:
         for flag in states[id(optimizer)].get("found_inf_per_device", {}).values():
             flag.fill_(1.0)
+
+
+def take_unscaling(scaler: Any, optimizer: Optimizer) -> Any:
+    """What the scaler knows of the optimizer's present step, taken out of it: as if nothing was unscaled yet."""
+    return getattr(scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
+
+
+def give_unscaling(scaler: Any, optimizer: Optimizer, taken: Any) -> None:
+    """Give the scaler back what `take_unscaling` took."""
+    if taken is not None:
+        scaler._per_optimizer_states[id(optimizer)] = taken
 
 
 # ---- schedulers, averages, distributed models

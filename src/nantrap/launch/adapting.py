@@ -108,6 +108,12 @@ class Adapter:
         _guarding.append(self)
         atexit.register(self.end)
 
+    def guard_engine(self, engine: Any) -> None:
+        """Guard an engine of DeepSpeed, also where something else guards this process already."""
+        attachment = current()
+        if attachment is not None:
+            attachment.engines.guard(engine)
+
     def at_end(self, undo: Callable[[], Any]) -> None:
         """Something of the framework was changed: `undo()` puts it back at the end."""
         self._undo.append(undo)
@@ -124,7 +130,8 @@ class Adapter:
         attachment.detach()
         while self._undo:
             self._undo.pop()()
-        if self.summary.incidents or not self.summary.state_finite or self.summary.notes:
+        found = self.summary.incidents or self.summary.evaluations or self.summary.inferences or self.summary.notes
+        if found or not self.summary.state_finite:
             print_summary(self.summary, 0, self._settings)
 
     # ---- while it guards

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from nantrap.checkpoints.torch_private import mark_stepped
 from nantrap.faults import Injected, Injector, parse_faults
-from nantrap.launch import calls, checkpointing, companions, frameworks, loaders, processes, replicas
+from nantrap.launch import calls, checkpointing, companions, deepspeed_engine, frameworks, loaders, processes, replicas
 from nantrap.launch.patches import Patches
 from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.settings import RunSettings
@@ -49,6 +49,7 @@ class Attachment:
         processes.install(self._patches, self.registry)
         replicas.install(self._patches, self.registry.replicas, self.registry.reduces, self.registry.group_ends)
         frameworks.install(self._patches, self.registry)
+        self.engines = deepspeed_engine.Engines(self._patches, self.registry, scaled)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()
@@ -99,6 +100,7 @@ class Attachment:
         self.registry.close()
         self._reached.undo()
         self._patches.undo()
+        self.engines.end()
         forget_entry()
 
     @property

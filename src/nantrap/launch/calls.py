@@ -111,9 +111,10 @@ def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
         return original(tensor, *args, **kwargs)
 
     def train(original: Any, self: Any, mode: bool = True) -> Any:
-        if not mode and not registry.is_own_call():
-            registry.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
-        return original(self, mode)
+        if mode or registry.is_own_call():
+            return original(self, mode)
+        registry.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
+        return registry.inference.evaluates(self, functools.partial(original, self, mode), registry.owns)
 
     for name in ("nan_to_num", "nan_to_num_"):
         patches.wrap(torch, name, replaced, compiled="plain")

@@ -328,7 +328,7 @@ def note_cleaned(tensor: Tensor, batches: Batches, events: EventTable) -> int:
         return 1
     bad = ~torch.isfinite(tensor)
     rows = bad.reshape(len(bad), -1).any(1).nonzero().ravel().tolist()
-    indices = batches.indices(tensor)
+    indices = batches.indices_of_bad(tensor)
     if not indices or len(indices) != len(tensor):
         shape = "×".join(map(str, tensor.shape))
         words, samples = f"{numbered('row', rows)} of a tensor of shape {shape}", ()

@@ -134,11 +134,6 @@ class Batches:
         small = sum(tensor.numel() * tensor.element_size() for tensor in held) <= _KEPT_BYTES
         self._kept.append(held if small else ())
 
-    def indices(self, inputs: Any) -> tuple[int, ...]:
-        """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
-        found = self.find(inputs)
-        return () if found is None else found.indices
-
     def find(self, inputs: Any) -> LoadedBatch | None:
         """The batch that these inputs are; `None` if they are a copy, a part, or of another loader."""
         if not self.last:
@@ -168,6 +163,11 @@ class Batches:
             if batch.entries and any(_is_stacked(tensor, batch) for tensor in given):
                 return batch
         return None
+
+    def indices_of_bad(self, tensor: Tensor) -> tuple[int, ...]:
+        """The indices of the batch that a bad tensor is, or was made of; nothing if the batch is bad elsewhere."""
+        batch, is_given = self.position(tensor)
+        return batch.indices if batch is not None and (is_given or batch.is_bad_where(tensor)) else ()
 
     def position(self, inputs: Any) -> tuple[LoadedBatch | None, bool]:
         """The batch that these inputs are or were made of, and whether they are the batch itself.

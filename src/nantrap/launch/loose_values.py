@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -136,10 +136,25 @@ def make_loose_loop(
         shared: what the guard shares; the script has no other one.
         run_dir: where the journal and the incidents go.
     """
+    return ScriptLoop(root, session_without_optimizer(root, leaves, settings, shared=shared, run_dir=run_dir), shared)
+
+
+def session_without_optimizer(
+    root: nn.Module, leaves: Sequence[Tensor], settings: RunSettings, *, shared: Shared, run_dir: str | os.PathLike[str]
+) -> Session:
+    """A session of tensors that no optimizer owns: its optimizer never makes a step.
+
+    Args:
+        root: holds the tensors.
+        leaves: the tensors, leaves of a graph.
+        settings: of the run.
+        shared: what the guard shares.
+        run_dir: where the journal and the incidents go.
+    """
     never_steps = torch.optim.SGD(leaves, lr=0.0)
     for group in never_steps.param_groups:
         del group["lr"]  # there is no learning rate to report
-    session = Session(
+    return Session(
         root,
         never_steps,
         Setup(
@@ -152,4 +167,3 @@ def make_loose_loop(
             alerts=settings.alerts(),
         ),
     )
-    return ScriptLoop(root, session, shared)

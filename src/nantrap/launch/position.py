@@ -112,6 +112,14 @@ class ScriptNeighbours:
         counted = any((each.epoch, each.number) == (incident.epoch, incident.batch) for each in self._batches.last)
         return replace(incident, epoch=batch.epoch, batch=batch.number) if counted else incident
 
+    def place(self, call: RootCall) -> int | None:
+        """Note the batch of which a call was made; its number in its data loader, where it is known."""
+        call.origin, call.loaded = batch, _ = self._batches.position(inputs_of(call))
+        if batch is not None:
+            call.made_from_finite = batch.is_finite()
+            call.loaded = call.loaded or batch.is_bad_where(inputs_of(call))
+        return None if batch is None else batch.number
+
     def known_incident(self, micro: Micro) -> Incident | None:
         """The incident of another optimizer's guard that saw the same loss."""
         return self._diagnosed.by_another(self, micro.loss.total)

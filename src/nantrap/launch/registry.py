@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,12 +31,13 @@ from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.event_detector import note_cleaned
+from nantrap.launch.inference import Inference
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loose_values import LooseValues, make_loose_loop
+from nantrap.launch.loose_values import LooseValues, make_loose_loop, session_without_optimizer
 from nantrap.launch.position import ScriptNeighbours
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, owns_some
-from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.script_loop import ScriptDriver, ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 from nantrap.launch.started import Reports
@@ -111,6 +112,20 @@ class _Beside:
     earlier: dict[str, Tensor]
 
 
+class StepEngine(Protocol):
+    """An engine that makes the step of an optimizer itself."""
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that it trains."""
+
+    def setup(self, setup: Setup) -> Setup:
+        """How its model is guarded, from how a script's own would be."""
+
+    def driver(self, session: Session) -> ScriptDriver | None:
+        """What makes the step; `None` if it is the optimizer itself."""
+
+
 class OptimizerRegistry:
     """All optimizers of a script, and their guards.
 
@@ -157,8 +172,13 @@ class OptimizerRegistry:
         self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
+        self.inference = Inference(self._make_inference, self.activity, lambda: bool(self.known))
+        """Models that no optimizer trains."""
         self.module_calls = ModuleCalls(
-            called=self._called, called_from_outside=self._called_from_outside, is_own_call=self.is_own_call
+            called=self._called,
+            called_from_outside=self._called_from_outside,
+            called_apart=self._called_apart,
+            is_own_call=self.is_own_call,
         )
         self._beside: dict[int, _Beside] = {}
         self._inherited = 0
@@ -235,6 +255,10 @@ class OptimizerRegistry:
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
         return self.activity.busy or bool(active_replays)
+
+    def replays(self) -> bool:
+        """Whether a diagnosis runs a step again."""
+        return bool(active_replays)
 
     def exempt_patterns(self) -> tuple[str, ...]:
         """Patterns of the names of values that were non-finite from the start, and may be saved so."""
@@ -369,13 +393,26 @@ class OptimizerRegistry:
         """No module is watched any more, and every guard is closed."""
         self.module_calls.unwatch(at_end=True)
         self._beside.clear()
+        self.inference.close()
         for loop in self.guards:
             loop.close()
         self.loose_values.close()
         self.reports.close()
 
+    def owns(self, module: nn.Module) -> bool:
+        """Whether a module belongs to a model that has a guard, which watches it."""
+        return any(each is module for loop in self.guards for each in loop.model.modules())
+
+    def _called_apart(self, module: nn.Module) -> None:
+        """The script calls a module: one that no optimizer trains is watched by itself."""
+        self.inference.called(module, self.owns)
+        if self.inference.settled and not self.known:
+            self.module_calls.unwatch()
+
     def _called(self, module: nn.Module) -> None:
         """A module is called with gradients: an optimizer that waits for its model gets a guard if this is it."""
+        if not self.known:
+            return
         waiting = [each for each in self.entries() if each.loop is None and not each.unguarded_because]
         for entry in waiting:
             optimizer = entry.optimizer()
@@ -403,7 +440,23 @@ class OptimizerRegistry:
             if (self.asked.open or not loop.tally.attempted) and not owns_some(module, loop.parameters):
                 loop.protect(module)
 
-    def _make(self, entry: OptimizerEntry, *, called: nn.Module | None) -> None:
+    def guard_engine(self, optimizer: Optimizer, engine: StepEngine) -> ScriptLoop | None:
+        """Guard an optimizer whose step is made by an engine; `None` if there is a reason against it."""
+        if self.entry(optimizer) is None:
+            self.enter(optimizer)
+        entry = self.known[id(optimizer)]
+        self._make(entry, called=None, engine=engine)
+        return entry.loop
+
+    def leave_alone(self, optimizer: Optimizer, because: str) -> None:
+        """An optimizer is not guarded, and the summary says why."""
+        if self.entry(optimizer) is None:
+            self.enter(optimizer)
+        self.known[id(optimizer)].unguarded_because = because
+        self.unguarded.append(f"{type(optimizer).__name__}: {because}")
+        self.say(f"{type(optimizer).__name__} is not guarded: {because}")
+
+    def _make(self, entry: OptimizerEntry, *, called: nn.Module | None, engine: StepEngine | None = None) -> None:
         """Make the guard of an optimizer, or note why there is none. While its model is lazy, nothing happens yet."""
         optimizer = entry.optimizer()
         if optimizer is None or is_guarded(optimizer):
@@ -411,7 +464,7 @@ class OptimizerRegistry:
             if optimizer is not None:
                 self._leave_to_its_guard(optimizer)
             return
-        root = find_root(_parameters(optimizer), called)
+        root = find_root(_parameters(optimizer), called) if engine is None else engine.root
         if root is None:
             return  # its parameters have no values yet: tried again at the next call
         bare = called is not None and not replicas_in(called)
@@ -419,10 +472,12 @@ class OptimizerRegistry:
             self.replicas.watch()
         self.activity.busy = True
         try:
-            entry.loop = self._make_loop(root, optimizer, entry)
+            entry.loop = self._make_loop(root, optimizer, entry, engine)
             self.guards.append(entry.loop)
+            self.inference.leave((root, *root.modules()))
             self._tell_apart()
-            self._compare_ranks(entry.loop, bare=bare)
+            if engine is None:
+                self._compare_ranks(entry.loop, bare=bare)
             for each in self._beside.values():
                 beside = each.module()
                 if beside is not None and not owns_some(beside, entry.loop.parameters):
@@ -430,34 +485,31 @@ class OptimizerRegistry:
             if entry.resumed:
                 entry.loop.continue_at(steps_made(optimizer) or 0)
         except Exception as error:  # the script goes on as without a guard
-            entry.unguarded_because = str(error) or type(error).__name__
-            self.unguarded.append(f"{type(optimizer).__name__}: {entry.unguarded_because}")
-            self.say(f"{type(optimizer).__name__} is not guarded: {entry.unguarded_because}")
+            self.leave_alone(optimizer, str(error) or type(error).__name__)
         finally:
             self.activity.busy = False
 
-    def _make_loop(self, root: nn.Module, optimizer: Optimizer, entry: OptimizerEntry) -> ScriptLoop:
+    def _make_loop(
+        self, root: nn.Module, optimizer: Optimizer, entry: OptimizerEntry, engine: StepEngine | None
+    ) -> ScriptLoop:
         """The guard of an optimizer, made from the settings of the run."""
         settings, shared = self.settings, self.shared
         samples = as_sample_list(settings.bad_samples or None)
-        session = Session(
-            root,
-            optimizer,
-            Setup(
-                policy=settings.policy(),
-                run_dir=self._folder(),
-                quiet=settings.quiet,
-                by="script",
-                watch=_watch(root, settings, self.say),
-                neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, samples),
-                export=settings.exporters,
-                alerts=settings.alerts(),
-                bad_samples=samples,
-                max_grad_norm=settings.clip or None,
-                save_every=_save_every(root, settings, self.say),
-                schedules=entry.schedules,
-            ),
+        setup = Setup(
+            policy=settings.policy(),
+            run_dir=self._folder(),
+            quiet=settings.quiet,
+            by="script",
+            watch=_watch(root, settings, self.say),
+            neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, samples),
+            export=settings.exporters,
+            alerts=settings.alerts(),
+            bad_samples=samples,
+            max_grad_norm=settings.clip or None,
+            save_every=_save_every(root, settings, self.say),
+            schedules=entry.schedules,
         )
+        session = Session(root, optimizer, setup if engine is None else engine.setup(setup))
         session.progress.loaded = self._loaded_bad(session.protected) or None
         return ScriptLoop(
             root,
@@ -465,6 +517,7 @@ class OptimizerRegistry:
             shared,
             max_grad_norm=settings.clip or None,
             checks_epochs=settings.check_state == "epoch",
+            driver=None if engine is None else engine.driver(session),
         )
 
     def _loaded_bad(self, protected: Protected) -> frozenset[str]:
@@ -521,6 +574,22 @@ class OptimizerRegistry:
         except NantrapError as error:
             self.say(f"a value that is not finite cannot be diagnosed: {error}")
             return None
+
+    def _make_inference(self, module: nn.Module, number: int) -> Session | None:
+        """The session of a model that no optimizer trains; `None` if it cannot be guarded."""
+        folder = self._folder()
+        if self.guards or number > 1:
+            folder = folder.parent if folder.name.startswith("optimizer-") else folder
+            folder = folder / f"inference-{number}"
+        try:
+            leaves = [each for each in module.parameters() if each.is_floating_point()]
+            session = session_without_optimizer(module, leaves, self.settings, shared=self.shared, run_dir=folder)
+        except (NantrapError, ValueError) as error:
+            self.say(f"{type(module).__name__} gave a value that is not finite, which cannot be diagnosed: {error}")
+            return None
+        if self.guards or number > 1:
+            session.recorder.label = f"{type(unwrap(module)).__name__}: "
+        return session
 
     def _folder(self) -> Path:
         if self.run_dir is None:

@@ -164,6 +164,7 @@ class ModuleCalls:
     Args:
         called: what to do before a call with gradients.
         called_from_outside: what to do before a call in training that no other module makes.
+        called_apart: what to do before any call that no other module makes.
         is_own_call: whether the guard itself is running now.
     """
 
@@ -172,12 +173,14 @@ class ModuleCalls:
         *,
         called: Callable[[nn.Module], None],
         called_from_outside: Callable[[nn.Module], None],
+        called_apart: Callable[[nn.Module], None],
         is_own_call: Callable[[], bool],
     ) -> None:
         self.watched = False
         """Whether an optimizer waits for its model, so that calls are watched."""
         self._called = called
         self._called_from_outside = called_from_outside
+        self._called_apart = called_apart
         self._is_own_call = is_own_call
         self._plain_call: Any = None
         self._depth = 0
@@ -198,8 +201,10 @@ class ModuleCalls:
             if not self._is_own_call():
                 if torch.is_grad_enabled():
                     self._called(module)
-                if not self._depth and module.training:
-                    self._called_from_outside(module)
+                if not self._depth:
+                    if module.training:
+                        self._called_from_outside(module)
+                    self._called_apart(module)
             self._depth += 1
             try:
                 return (

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from nantrap.errors import NonFiniteError
+from nantrap.errors import NonFiniteError, RankLostError, StopKind
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.processes import came_from_guard
 from nantrap.launch.refused_labels import refused_in_words
@@ -21,12 +21,16 @@ from nantrap.launch.script import NoProgramError, ScriptProgram
 from nantrap.launch.settings import RunSettings, read_settings
 from nantrap.launch.summary import RunSummary, print_summary
 from nantrap.locate.twoline.caller import ended_by
+from nantrap.record.restarts import RunStop, last_stop, restart_count, tell_launcher
 from nantrap.report import write_line
 from nantrap.report.notebook import magic
 
 INTERRUPTED = 130
 STOPPED = 3
 FAILED = 1
+BY_KIND: Final[dict[StopKind, int]] = {"repeats": 40, "hardware": 41, "spent": 42}
+"""With `--exit-by-kind`, the exit code of a stopped run."""
+RANK_LOST = 43
 _ENDED_ITSELF = "the script ended itself at this loss"
 
 
@@ -34,15 +38,22 @@ def run_program(program: ScriptProgram, settings: RunSettings) -> int:
     """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends with
     non-finite weights or skipped most of its steps."""
     before = set(threading.enumerate())
+    if (stop := _stopped_twice(settings)) is not None:
+        words = f"not started: the last two attempts stopped at the same incident ({stop.in_words()})"
+        tell_launcher(words)
+        write_line(f"nantrap: {words}. Change its cause, or unset the scheduler's restart count to try it all the same")
+        return BY_KIND[stop.kind] if settings.exit_by_kind else STOPPED
     with attached(settings) as attachment:
+        attachment.registry.module_calls.watch()  # a script that only evaluates has no optimizer
         code = _run(program.run, attachment)
         code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have replaced or closed it
             sys.stdout.flush()
         attachment.registry.end()
         summary = RunSummary.of(attachment)
-    code = STOPPED if summary.stopped or summary.children_stopped else code
-    if summary.failed and code == 0:
+    if summary.stopped or summary.children_stopped:
+        code = _code_of_stop(attachment)
+    if code == 0 and (summary.failed or summary.fails_on(settings.fail_on)):
         code = FAILED
     if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing
         print_summary(summary, code, attachment.registry.settings)
@@ -69,11 +80,16 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.registry)
         # the first line was printed with the incident
         write_line(str(error).partition("\n")[2] if said else f"nantrap: {error}")
+        tell_launcher(str(error))  # `record` of torch may have written the traceback of the script meanwhile
         return STOPPED
     except BaseException as error:
         _show(error)
+        lost = isinstance(error, RankLostError)
         if words := lost_rank_in_words(error, attachment.registry.run_dir):
             write_line(f"nantrap: {words}")
+            lost = True
+        if lost:
+            tell_launcher(words or str(error))
         if words := refused_in_words(error):
             write_line(f"nantrap: {words}")
         attachment.registry.note_end(error)
@@ -87,8 +103,26 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         if sum(loop.tally.incidents for loop in attachment.registry) == before:
             for loop in attachment.registry:
                 loop.explain(error)
+            attachment.registry.inference.evaluations.explain(error)
+        if lost and attachment.settings.exit_by_kind:
+            return RANK_LOST
         return STOPPED if came_from_guard(error) else 1
     return 0
+
+
+def _stopped_twice(settings: RunSettings) -> RunStop | None:
+    """How the last two attempts were stopped, if a scheduler has started the run again and both stopped alike."""
+    if not settings.run_dir or not restart_count():
+        return None
+    rank = os.environ.get("RANK", "0")
+    found = [last_stop(journal) for journal in Path(settings.run_dir).glob(f"**/journal-r{rank}.jsonl")]
+    return next((stop for stop in found if stop is not None and stop.repeated), None)
+
+
+def _code_of_stop(attachment: Attachment) -> int:
+    """3, or with `--exit-by-kind` the code of the first guard that stopped the run."""
+    kinds = [loop.stopped.kind for loop in attachment.registry if loop.stopped is not None]
+    return BY_KIND[kinds[0]] if kinds and attachment.settings.exit_by_kind else STOPPED
 
 
 def _wait_for_threads(before: set[threading.Thread]) -> None:

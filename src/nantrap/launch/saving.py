@@ -269,7 +269,9 @@ class SaveGate:
             elif not isinstance(stream, io.BytesIO):
                 self._unseen += 1
             self._registry.say(f"{path} is being saved with non-finite values: {names}")
-        elif self._divert(file):
+            return
+        file.is_judged = True
+        if self._divert(file):
             self._say_diverted(path, names)
         else:
             file.holds_bad = True

@@ -136,6 +136,7 @@ class ScriptLoop:
         shared: what all guards of the script share.
         max_grad_norm: clip to this total norm before each step, whatever the script does; `None` does not.
         checks_epochs: check the whole state before each epoch of the data loader, and print the result.
+        driver: makes the step, where it is not the script's own call of an optimizer.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class ScriptLoop:
         *,
         max_grad_norm: float | None = None,
         checks_epochs: bool = False,
+        driver: ScriptDriver | None = None,
     ) -> None:
         self.model = model
         self.session = session
@@ -160,8 +162,10 @@ class ScriptLoop:
         """Whether the optimizer evaluates a closure now, which clears the gradients each time."""
         self.parameters = session.protected.members.parameters
         """The guarded parameters; the list grows with the optimizer."""
-        self.driver = ScriptDriver(session.protected, session.scaling, max_grad_norm=max_grad_norm)
-        self.collector = Collector(model, session, self.driver, before_pass=self._before_pass)
+        self.driver = driver or ScriptDriver(session.protected, session.scaling, max_grad_norm=max_grad_norm)
+        self.collector = Collector(
+            model, session, self.driver, before_pass=self._before_pass, of_guard=shared.activity.of_guard
+        )
         self.is_sharded = is_sharded(model)
         """Whether each rank holds only a part of the parameters, so that no graph ends in them."""
         self.keeps_bad_gradients = session.policy.on_incident != "observe"
@@ -412,7 +416,8 @@ class ScriptLoop:
         with self._activity.of_guard():
             if self.collector.root_call is not None and self._batches.last:
                 self._position.note(self.collector.root_call, bad=True)
-            return explain_exception(self.session, self.collector, error)
+            found = self.collector.evaluations.explain(error)
+            return found or explain_exception(self.session, self.collector, error)
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
@@ -429,7 +434,11 @@ class ScriptLoop:
             self.comparison.end()
             differing = [self.comparison.note] if self.comparison.note else []
         return (
-            no_gradient_lines(self.tally) + self.detector.events.lines(applied=self.tally.applied) + differing + added
+            no_gradient_lines(self.tally)
+            + self.collector.evaluations.lines()
+            + self.detector.events.lines(applied=self.tally.applied)
+            + differing
+            + added
         )
 
     @property

@@ -26,6 +26,7 @@ BUNDLES = ("full", "light", "off")
 STATE_CHECKS = ("off", "epoch")
 BATCH_RANGES = ("off", "warn", "skip")
 RESUME_RATES = ("restored", "configured")
+FAILS_ON = ("evaluation", "inference")
 _CHOICES = {
     "policy_name": POLICIES,
     "diagnose": DIAGNOSES,
@@ -61,12 +62,14 @@ class RunSettings:
         headroom: every this many steps, measure how far the output of each module is from the largest number of its
             dtype, and warn before it overflows; 0 for never.
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
+        exit_by_kind: a run that is stopped ends with an exit code that says why, instead of 3.
         quiet: print only the summary of a failed run.
         json: the summary as JSON, on stdout.
         inject: faults to inject on purpose, `grad:0.01,seed=1`; empty for none.
         export: exporters, with commas between them.
         alert: alerts, one per line: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
         bad_samples: a list of bad samples, whose samples are named in incidents, and to which samples are added.
+        fail_on: what makes the exit code 1 where the script's is 0: `evaluation`, `inference`, or both with a comma.
         name: of the script, for the folder.
         process: the number of this process among those that the script started.
         forked: the id of this process, if the script forked it.
@@ -86,12 +89,14 @@ class RunSettings:
     batch_range: str = "off"
     headroom: int = 0
     watch: str = ""
+    exit_by_kind: bool = False
     quiet: bool = False
     json: bool = False
     inject: str = ""
     export: str = ""
     alert: str = ""
     bad_samples: str = ""
+    fail_on: str = ""
     name: str = "run"
     process: int = 0
     forked: int = 0
@@ -108,6 +113,8 @@ class RunSettings:
         if self.bad_samples and os.path.exists(self.bad_samples):
             BadSamples.load(self.bad_samples)  # so is a file that is not a list
         check_exporters(self.exporters)
+        if wrong := {each.strip() for each in self.fail_on.split(",") if each.strip()} - set(FAILS_ON):
+            raise UsageError(f"fail_on is {self.fail_on!r}: {min(wrong)!r} is none of {', '.join(FAILS_ON)}")
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: expected 0 or more")
         if not (self.clip >= 0.0 and math.isfinite(self.clip)):

@@ -71,11 +71,11 @@ class AskedTensors:
             self.frames = self.frames or keep_frames()
 
     def note_data(self, tensor: Tensor, batches: Batches) -> None:
-        """The script tests a tensor without a graph: is it a batch of its loader, and bad?"""
+        """The script tests a tensor without a graph: is it a batch of its loader, or made of one, and bad?"""
         if self.data is not None or not batches.last or tensor.dim() < 2 or not tensor.is_floating_point():
             return
-        batch = batches.find(tensor)
-        if batch is not None and finite.any_nonfinite([tensor]):
+        batch, is_given = batches.position(tensor)
+        if batch is not None and (finite.any_nonfinite([tensor]) if is_given else batch.is_bad_where(tensor)):
             held = next(iter(keep_frames(1)), None)
             names = [] if held is None else [name for name, value in held.values.items() if value is tensor]
             self.data = BadData(batch, tensor, names[0] if names else "batch")

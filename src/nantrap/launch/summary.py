@@ -17,7 +17,7 @@ from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
 from nantrap.launch.settings import RunSettings
-from nantrap.record import StepTally, cause_lines
+from nantrap.record import StepTally, apart_lines, cause_lines
 from nantrap.report import write_line
 
 SCHEMA = "nantrap.summary/1"
@@ -44,6 +44,9 @@ class RunSummary:
         incidents: how many there were.
         causes: how often each cause was named.
         guesses: how often each of these was not proven.
+        evaluations: incidents of evaluations, by cause.
+        inferences: incidents of models that no optimizer trains, by cause.
+        calls: calls, without gradients, of models that no optimizer trains.
         stopped: the guard ended the run.
         state_finite: every guarded parameter and buffer is finite at the end.
         bad: names of some that are not.
@@ -98,6 +101,9 @@ class RunSummary:
     children_stopped: int = 0
     children_failed: int = 0
     unguarded: tuple[str, ...] = ()
+    evaluations: dict[str, int] = field(default_factory=dict)
+    inferences: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
 
     @classmethod
     def of(cls, attachment: Attachment) -> RunSummary:
@@ -105,8 +111,9 @@ class RunSummary:
         loops = list(attachment.registry)
         dropped = attachment.registry.ended
         tallies = [*(each.tally for each in dropped), *(loop.tally for loop in loops)]
+        apart = [session.recorder.tally for session in attachment.registry.inference.sessions]
         whole = StepTally()
-        for tally in tallies:
+        for tally in (*tallies, *apart):
             whole.add(tally)
         bad = [*(name for each in dropped for name in each.bad), *attachment.bad_state()]
         reports = attachment.registry.reports.read()
@@ -123,6 +130,9 @@ class RunSummary:
             incidents=whole.incidents,
             causes=dict(whole.causes.most_common()),
             guesses=dict(whole.guesses.most_common()),
+            evaluations=dict(whole.evaluations.most_common()),
+            inferences=dict(whole.inferences.most_common()),
+            calls=attachment.registry.inference.evaluations.calls,
             given_up=whole.given_up,
             left_out=sum(t.left_out for t in tallies),
             cleaned_inputs=attachment.registry.events.count(EventKind.DATA_CLEANED),
@@ -183,6 +193,8 @@ class RunSummary:
             itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
             return [f"the script guards {itself} itself, and nothing was added"]
         found = ["no optimizer made a step, so nothing was guarded"]
+        if self.calls:
+            found = [f"no optimizer made a step; {counted(self.calls, 'call')} of models without gradients watched"]
         if self.unguarded:
             found = [f"NOT GUARDED: {words}" for words in self.unguarded]
         elif self.unguarded_processes:
@@ -190,6 +202,8 @@ class RunSummary:
         if self.loose_values:
             were = "was" if self.loose_values == 1 else "were"
             found.append(f"{counted(self.loose_values, 'value')} that the script used {were} not finite")
+        found += [*apart_lines(self), *self.notes]
+        if self.loose_values or self.inferences:
             found += [f"report: {report}" for report in self.reports[:1]]
         if not self.state_finite:
             found.append(f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed")
@@ -206,6 +220,7 @@ class RunSummary:
         if self.left_out:
             found.append(f"{counted(self.left_out, 'applied step')} with non-finite values that the script left out")
         found += [f"  {line}" for line in cause_lines(self.causes, self.guesses)]
+        found += apart_lines(self)
         if self.injected:
             found.append(("on rank 0: " if self.ranks > 1 else "") + self._injected())
         if self.dropped_micro_batches:
@@ -262,6 +277,10 @@ class RunSummary:
             found.append(f"{counted(self.children_failed, 'process', 'processes')} failed: see the summary of each")
         return found
 
+    def fails_on(self, wanted: str) -> bool:
+        """Whether there was an incident of a kind that makes the run fail: `evaluation,inference`."""
+        return bool((self.evaluations and "evaluation" in wanted) or (self.inferences and "inference" in wanted))
+
     @property
     def failed(self) -> bool:
         """Whether the run did not train, or destroyed what it trained: its exit code must not be 0."""
@@ -299,6 +318,7 @@ def _notes(registry: OptimizerRegistry) -> list[str]:
     own = [line for lines in registry.notes for line in lines()]
     of_loops = [note for each in registry.ended for note in each.notes]
     of_loops += [note for loop in registry for note in loop.notes()]
+    of_loops += registry.inference.evaluations.lines()
     return [*registry.events.lines(), *of_loops, *registry.replicas.notes(), *own]
 
 

@@ -71,7 +71,9 @@ class WrittenFile(io.FileIO):
 
     def __init__(self, file: Any, mode: str, closefd: bool, opener: Any, gate: FileGate) -> None:
         self._gate, self._pid = gate, os.getpid()
-        self.keeps_content = self._is_begun = False
+        self.keeps_content = False
+        self.is_judged = False
+        """Whether it is known what is written to it: from its first bytes, or from the object before them."""
         self.holds_bad = False
         """Whether a non-finite state was written to it, as far as this was seen."""
         self.state: SerialisedState | None = None
@@ -111,7 +113,7 @@ class WrittenFile(io.FileIO):
 
     def _begin(self, data: memoryview) -> None:
         """Before the first byte: are these the bytes of a bad state? The newest ones that begin so decide."""
-        self._is_begun = True
+        self.is_judged = True
         state = next((each for each in reversed(self._gate.serialised) if each.begins(data)), None)
         if state is not None and state.names:
             self.state, self.holds_bad = state, True
@@ -123,7 +125,7 @@ class WrittenFile(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write bytes; the first ones empty the file."""
-        if not self._is_begun:
+        if not self.is_judged:
             self._begin(memoryview(data).cast("B"))
         self._empty()
         count = super().write(data)

@@ -37,8 +37,8 @@ def run(every: int, steps: int, capsys: pytest.CaptureFixture[str]) -> tuple[str
 def test_an_overflow_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     said, incidents = run(2, 20, capsys)
     assert not incidents
-    assert "step 6: cast has 13.0 bits of headroom left and overflows in about 26 steps at this pace" in said
-    assert "head has" not in said, "the head is in float32 and has a hundred bits left"
+    assert "step 6: module cast has 13.0 bits of headroom left and overflows in about 26 steps at this pace" in said
+    assert "module head has" not in said, "the head is in float32 and has a hundred bits left"
 
 
 def test_a_level_run_is_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

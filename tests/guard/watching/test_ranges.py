@@ -154,5 +154,3 @@ def test_wrong_ranges_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             Policy(batches=BatchChecks(ranges=wrong))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match='use sync="step"'):
-        Policy(sync="late", batches=BatchChecks(unusual="warn"))

@@ -192,6 +192,28 @@ def with_explanation(incident: Incident, explanation: Explanation) -> Incident:
     )
 
 
+def of_statement(cause: Cause, *, number: int) -> Cause:
+    """A cause that was found in one statement, run again alone: the rules speak of a step.
+
+    Args:
+        cause: the cause.
+        number: of trials that the incident has already.
+    """
+
+    def said(text: str) -> str:
+        return text.replace("the step", "the statement")
+
+    def moved(trial: int | None) -> int | None:
+        return None if trial is None else trial + number
+
+    evidence = tuple(replace(each, text=said(each.text), trial=moved(each.trial)) for each in cause.evidence)
+    fix = cause.fix
+    if fix is not None:
+        others = tuple(replace(other, trial=moved(other.trial)) for other in fix.others)
+        fix = replace(fix, trial=moved(fix.trial), others=others, of="statement")
+    return replace(cause, summary=said(cause.summary), evidence=evidence, fix=fix)
+
+
 def with_unusual_batch(incident: Incident) -> Incident:
     """A batch outside its usual range: nothing failed, and what was measured is all there is to say."""
     found = [finding for finding in incident.findings if finding.kind == "batch"]

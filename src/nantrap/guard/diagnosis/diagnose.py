@@ -31,6 +31,7 @@ from nantrap.guard.diagnosis.describe import (
     incident_of,
     like_known,
     not_compared,
+    of_statement,
     signature_of,
     with_explanation,
     with_location,
@@ -46,7 +47,9 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
+from nantrap.locate.location import location_of
 from nantrap.locate.replay.samples import find_samples
+from nantrap.locate.variables.provenance import given_bad, made_again, trace_back
 
 _NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
 _KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
@@ -149,6 +152,7 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
             observation, failure, location, diagnosed = began
         diagnosed = placed(session, observation, location, diagnosed)
         diagnosed, wants_others = explained(session, failure, location, diagnosed, budget)
+        diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
     except Exception as error:  # a diagnosis is worth less than the run
         return Explored(_failed(diagnosed, error))
@@ -203,8 +207,13 @@ def among_micros(session: Session, began: Began, budget: Budget) -> Began:
     """Of several micro-batches whose gradients were added up, the one in which it began, by running each again."""
     observation, location = began.observation, began.location
     micros = observation.micros
-    for micro in [observation.micro, *(m for m in micros if m is not observation.micro)]:
-        if micro is not observation.micro:
+    located: Micro | None = observation.micro
+    read = location.external
+    if read is not None and read.kind == "buffer" and read.name in began.failure.bad_buffers:
+        session.protected.ledger.restore_buffers()  # finite when the step began: another micro-batch wrote it
+        located = None
+    for micro in [*([] if located is None else [located]), *(m for m in micros if m is not located)]:
+        if micro is not located:
             own = replace(observation, micro=micro, values=micro.values or [])
             failure, location = locate(failure_of(session, own), budget=budget.part(1 / len(micros)))
             if location.op is None:
@@ -281,6 +290,38 @@ def explained(
         incident = replace(incident, magnitudes=(repeated, *incident.magnitudes))
     incident = replace(incident, notes=(*case.notes, *incident.notes))
     return diagnosed.with_incident(incident), explanation.wants_others
+
+
+def with_provenance(
+    session: Session, failure: Failure, location: Location, diagnosed: Diagnosed, budget: Budget
+) -> Diagnosed:
+    """The incident of a step that was given a bad value, with the way on which the value came into it.
+
+    Where one statement of the program made it, the rules are asked about that statement, run again alone.
+    """
+    given = given_bad(location)
+    links = [] if given is None or failure.crew is not None else trace_back(*given)
+    if not links or (len(links) == 1 and not links[0].is_assigned):
+        return diagnosed
+    incident = replace(diagnosed.incident, provenance=tuple(link.words for link in links))
+    made = made_again(links[0], failure) if session.policy.diagnose == "full" else None
+    if made is None:
+        return diagnosed.with_incident(incident)
+    from nantrap.causes import Case, explain_case
+
+    again, replay = made
+    place = location_of(replay, fallback="forward")
+    explanation = explain_case(Case(again, place, incident), budget=budget.part(1 / 2))
+    if explanation.causes and explanation.causes[0].slug != "unknown":
+        causes = tuple(of_statement(cause, number=len(incident.trials)) for cause in explanation.causes)
+        trials = tuple(replace(trial, number=trial.number + len(incident.trials)) for trial in explanation.trials)
+        incident = replace(
+            incident,
+            phase="forward", module="loss", op=place.op, node=None, source=place.source,
+            causes=(*causes, *incident.causes), trials=(*incident.trials, *trials),
+            controls=incident.controls or explanation.controls,
+        )  # fmt: skip
+    return diagnosed.with_incident(incident)
 
 
 def with_material(

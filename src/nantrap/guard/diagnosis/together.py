@@ -134,7 +134,9 @@ def run_jointly(failed: Failure, ranks: Ranks, *, wanted: bool) -> Joint | None:
         return Joint(failed, None, words, chosen, ran=True)
     words = "run again by all ranks together"
     if not chosen and not failed.repeatable:
-        words += "; no cause was tried, since the loss could not be computed again on every rank; guard.attempt can"
+        words += "; no cause was tried, since the loss could not be computed again on every rank"
+        by_engine = any(hasattr(parameter, "ds_tensor") for parameter in failed.root.parameters())
+        words += "" if by_engine else "; guard.attempt can"
     elif not chosen:
         words += "; no cause was tried, since FSDP before torch 2.13 cannot be reset after a trial that ends early"
     elif again is not None and ranks.rank in chosen:

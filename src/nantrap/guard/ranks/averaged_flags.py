@@ -65,7 +65,7 @@ class AveragedFlags:
         """
         if policy.rank_flags != "averaged" or self._wrapper is None:
             return
-        if policy.on_incident == "observe" or policy.sync != "step":
+        if policy.on_incident == "observe" or policy.sync == "late":
             return
         if "skip" in (policy.spikes.action, policy.batches.unusual) or policy.bad_terms == "drop":
             return

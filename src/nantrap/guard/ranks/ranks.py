@@ -251,14 +251,6 @@ class Ranks:
             self._bypass = Bypass(self._group, self.members, self._model)
         return self._bypass.exchange(step, self.rank, total.item())
 
-    def gather_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
-        """Origin and symptom of each rank as a (ranks, 2) tensor on the device, without reading them."""
-        own = torch.stack([origin, symptom]).float()
-        self._greet_once()
-        if not self.talking:
-            return own.unsqueeze(0)
-        return self._gathered(own.to(self._device)).to(own.device)
-
     def _greet_once(self) -> None:
         """Before the first exchange: does every rank have a guard? All ranks get the same answer."""
         if self._greeted or self.stands_down or not self._may_talk:
@@ -323,7 +315,8 @@ def is_sharded(model: nn.Module) -> bool:
     """Whether ranks hold parts of the parameters and gather them in the forward pass."""
     if any("FullyShardedDataParallel" in type(m).__name__ or "FSDP" in type(m).__name__ for m in model.modules()):
         return True
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    # DTensor, ZeRO 3
+    return any(hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor") for parameter in model.parameters())
 
 
 def _group_of_mesh(mesh: Any) -> Any:

@@ -175,6 +175,16 @@ class Anchors:
         self._fill(anchor, step)
         return anchor
 
+    def forget_newest(self, step: int) -> None:
+        """Drop what was taken after this step, which is known to be bad now; attempts stay."""
+        if self._near is not None and self._near.step > step:
+            self._near = None
+        if self._ring and self._ring[-1].step > step:
+            self._ring.pop()
+        for attempt in self.attempts:
+            if attempt.step == step:
+                attempt.applied = False
+
     def forget_after(self, step: int, *, now: int = 0) -> None:
         """After a rollback: drop later anchors and attempts, which belong to the part of the run that was undone.
 

@@ -68,7 +68,7 @@ from nantrap.guard.torch_private import (
     copy_all,
     counts_of,
     parameters_of,
-    restore_parts,
+    restore_where,
     set_counts,
     version,
     version_of,
@@ -228,7 +228,7 @@ class Ledger:
 
     def _fits(self) -> bool:
         """Whether a copy of all parameters stays within the budget of memory."""
-        return sum(parameter.nbytes for parameter in self._parameters) <= self._limit_bytes
+        return sum(map(finite.size_in_bytes, self._parameters)) <= self._limit_bytes
 
     def _keep_copies(self, rows: Iterable[LedgerRow]) -> None:
         """From now on these parameters are copied in each step, and no others."""
@@ -337,17 +337,26 @@ class Ledger:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Whatever runs inside, the rows end as they are now, and both saved states stay as they were."""
-        mark, saved = self._mark, [(row, row.version) for row in self._buffers]
-        now = contents_of([*self._written(), *(row for row in self._copied if row.is_written())])
+        put_back_now = self.hold()
         try:
             with self.uncounted():
                 yield
         finally:
+            put_back_now()
+
+    def hold(self) -> Callable[[], None]:
+        """How the rows come back to what they are now, with both saved states."""
+        mark, saved = self._mark, [(row, row.version) for row in self._buffers]
+        now = contents_of([*self._written(), *(row for row in self._copied if row.is_written())])
+
+        def put_back_now() -> None:
             self._plan = None
             put_back(now)
             for row, before in saved:
                 row.version = before
             self._mark = mark
+
+        return put_back_now
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -369,15 +378,13 @@ class Ledger:
             set_counts(counts)
             self._sort()
 
-    def keep_where(self, bad: Tensor) -> None:
-        """Without reading `bad` (1.0 or 0.0 on the device): restore where it is 1, capture where it is 0."""
-        for row in self._written():
-            copy, now = row.copy, row.current()
-            if row.tensor is None or copy is None or now is None or not have_same_shape(now, copy):
-                continue
-            restore_parts([now], [torch.where(bad.to(now.device) > 0, copy, now)])
-        self._plan = None
-        copy_rows(self._written())
+    def restore_where(self, bad: Tensor) -> None:
+        """Before the update, without reading `bad` (1.0 or 0.0 on the device): restore where it is 1."""
+        rows = [*self._written(), *(row for row in self._copied if row.is_written())]
+        pairs = [(now, row.copy) for row in rows if row.tensor is not None and (now := row.current()) is not None]
+        alike = [(now, copy) for now, copy in pairs if copy is not None and have_same_shape(now, copy)]
+        if alike:
+            restore_where(bad, *zip(*alike, strict=True))
 
     # ---- verify
 

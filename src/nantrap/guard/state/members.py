@@ -13,7 +13,7 @@ import dis
 import inspect
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,16 @@ from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
 from nantrap.locate import states_of, unwrap
+
+
+class Shards(Protocol):
+    """What an optimizer holds on this rank in place of the model's parameters (DeepSpeed's ZeRO)."""
+
+    def tensors(self) -> dict[str, Any]:
+        """What the optimizer moves on this rank, by name."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The averaged gradients of this rank's shards, by the name of the parameter, still times the loss scale."""
 
 
 class Members:
@@ -36,10 +46,17 @@ class Members:
         optimizer: the optimizer.
         also: further modules that take part in the step.
         owned_only: only what the optimizer owns is guarded; other parameters of the model are another optimizer's.
+        shards: where the optimizer moves shards, and the model's parameters are made from them.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, also: Sequence[nn.Module] = (), owned_only: bool = False
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        also: Sequence[nn.Module] = (),
+        owned_only: bool = False,
+        shards: Shards | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"Guard(model=...): expected a torch.nn.Module, got {type(model).__name__}")
@@ -57,13 +74,14 @@ class Members:
         """The further modules by name."""
         self._optimizer = optimizer
         self._owned_only = owned_only
+        self._shards = shards
         self.parameters: list[nn.Parameter] = []
         self._known: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
         self.owned: list[Tensor] = []
         """What the optimizer owned when it was last read, group by group."""
         self.refresh()
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        owned = set(map(id, self.owned))
         if not any(id(p) in owned for p in self.root.parameters()):
             raise UsageError(
                 "Guard(model, optimizer): the optimizer owns none of the model's parameters. It was probably made "
@@ -75,6 +93,10 @@ class Members:
         groups = self._optimizer.param_groups
         self.owned = [parameter for group in groups for parameter in group["params"]]
         named = dict(self.root.named_parameters())
+        if self._shards is not None:
+            shards = self._shards.tensors()
+            self.owned = [p for p in named.values() if p.requires_grad] + list(shards.values())
+            named |= shards
         owned = set(map(id, self.owned))
         for prefix, module in self.also:  # what the optimizer does not move cannot be harmed by the step
             named |= {f"{prefix}.{name}": p for name, p in module.named_parameters() if id(p) in owned}
@@ -109,12 +131,20 @@ class Members:
 
     def gradients(self) -> list[Tensor]:
         """The gradients that exist now, in order."""
+        if self._shards is not None:
+            return list(self._shards.gradients().values())
         found = []
         for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is not None:
                 found.append(gradient)
         return found
+
+    def named_gradients(self) -> dict[str, Tensor]:
+        """The gradients that exist now by the name of what they belong to, also where another optimizer owns it."""
+        if self._shards is not None:
+            return self._shards.gradients()
+        return {name: p.grad for name, p in self.known() if p.grad is not None}
 
     def clear_gradients(self) -> None:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""

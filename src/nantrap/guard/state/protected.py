@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from nantrap import finite
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
 from nantrap.guard.state.ledger import Ledger
-from nantrap.guard.state.members import Members, name_beside, optimizer_tensors, reached_through_data
+from nantrap.guard.state.members import Members, Shards, name_beside, optimizer_tensors, reached_through_data
 from nantrap.guard.state.shared_memory import in_shared_memory, with_own_copies
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
@@ -43,6 +43,7 @@ class Protected:
         averages: the modules that hold averaged weights.
         scheduler: the scheduler that the guard steps, or `None`.
         owned_only: guard only what the optimizer owns.
+        shards: where the optimizer moves shards in place of the model's parameters.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Protected:
         averages: Sequence[nn.Module] = (),
         scheduler: Any = None,
         owned_only: bool = False,
+        shards: Shards | None = None,
     ) -> None:
-        self.members = Members(model, optimizer, also=also, owned_only=owned_only)
+        self.members = Members(model, optimizer, also=also, owned_only=owned_only, shards=shards)
         self.root = self.members.root
         self.averages = list(averages)
         self.ledger = Ledger(
@@ -75,7 +77,7 @@ class Protected:
         self._policy = policy
         self._snapshot: UpdateSnapshot | None = None
         self.first: UpdateSnapshot | None = None
-        """The state before the first update, for trials, where no anchors are kept and memory allows it."""
+        """The state before the first update, for trials, where no anchor was kept by then and memory allows it."""
         self._trusted: list[Tensor] = []
         self._trusted_state: object = None
         self._trusted_writes = -1
@@ -200,10 +202,14 @@ class Protected:
         self._certificate = certify(self.optimizer)
         return []
 
-    def release(self) -> None:
-        """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed."""
+    def release(self, *, anchored: bool) -> None:
+        """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed.
+
+        Args:
+            anchored: an anchor is kept, from which the steps can be made again.
+        """
         kept, limits = self._snapshot, self._policy.rollback
-        if self.first is None and kept and not limits.anchor_every and kept.nbytes <= limits.anchor_bytes:
+        if self.first is None and kept and not anchored and kept.nbytes <= limits.anchor_bytes:
             self.first, self._snapshot = kept, None
         elif limits.undo == "auto" and self._certificate is not None:
             self._snapshot = None
@@ -245,6 +251,23 @@ class Protected:
     def apart_from_others(self) -> contextlib.AbstractContextManager[None]:
         """While a diagnosis runs: what other processes train on as well is not touched by it."""
         return with_own_copies(self._everything_and_buffers())
+
+    @contextlib.contextmanager
+    def of_earlier_step(self, program: ProgramState | None) -> Iterator[None]:
+        """What is restored and verified inside is an earlier step, which began with this state of the program."""
+        present = self._sums, self._not_restored, self._program_at_begin, self._schedule_at_begin
+        self._sums, self._not_restored, self._program_at_begin = None, [], program
+        if self.scheduler is not None:
+            self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
+        try:
+            yield
+        finally:
+            self._sums, self._not_restored, self._program_at_begin, self._schedule_at_begin = present
+
+    @property
+    def program_at_begin(self) -> ProgramState | None:
+        """The program's own generators and attributes when the step began."""
+        return self._program_at_begin
 
     def verify(self) -> list[str]:
         """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only.

@@ -98,6 +98,8 @@ class Recovery:
     ) -> None:
         self.store = saving.store
         self.anchors = anchors
+        self.settle: Callable[[], Any] = lambda: None
+        """Judges the last step, where that is not done yet: what is saved belongs to steps that are known."""
         self.acts_after_steps = bool(saving.every or policy.rollback.lr_recover_steps)
         """Whether `after_step` has anything to do."""
         self._saving = saving
@@ -144,6 +146,7 @@ class Recovery:
 
         if path is None and self.store is None:
             raise UsageError("guard.save() without a path needs a store: Guard(store=nantrap.CheckpointStore(folder))")
+        self.settle()
         if self._ranks.rank:
             return None
         step = self._progress.step
@@ -161,6 +164,7 @@ class Recovery:
 
     def load(self, resume: str | int | os.PathLike[str], *, rng: bool, strict: bool) -> LoadedCheckpoint:
         """Load everything that `save` saved and continue at its step."""
+        self.settle()
         if self.store is not None:
             loaded = self.store.load(resume, **self.parts, rng=rng, strict=strict)
         elif isinstance(resume, int) or resume in ("last_good", "latest"):
@@ -257,7 +261,7 @@ class Recovery:
             self._bad_buffers = {name: buffer for name, buffer in buffers if name in named}
         if finite.any_nonfinite(self._protected.members.parameters):
             bad = "the weights are"
-        elif any(bool(part.isnan().any()) for part in self._own_state() if part.is_floating_point()):
+        elif any(map(_has_nan, self._own_state())):
             bad = "the optimizer's state is"
         elif self._bad_buffers:
             bad = f"buffer {min(self._bad_buffers)} is"
@@ -396,3 +400,8 @@ def _warn(text: str) -> None:
 def _is_bad_buffer(finding: Finding) -> bool:
     """Whether a finding is a buffer that was bad before the step."""
     return (finding.kind, finding.phase) == ("buffer", "state")
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    values = finite.readable(tensor)
+    return values is not None and bool(values.isnan().any())

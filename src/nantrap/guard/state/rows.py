@@ -158,8 +158,8 @@ def rows_without_gradient(root: nn.Module) -> list[LedgerRow]:
             if parameter.layout == torch.strided and not parameter.is_meta and not hasattr(parameter, "to_local"):
                 found.setdefault(id(parameter), (holder, key, f"{path}.{key}" if path else key, parameter))
     rows, left = [], _MOST_BYTES
-    for holder, key, name, parameter in sorted(found.values(), key=lambda entry: entry[3].nbytes):
-        left -= parameter.nbytes
+    for holder, key, name, parameter in sorted(found.values(), key=lambda entry: finite.size_in_bytes(entry[3])):
+        left -= finite.size_in_bytes(parameter)
         if left < 0:
             break
         copy = parameter.detach().clone()
@@ -188,6 +188,7 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_nested
         and not hasattr(tensor, "to_local")
         and not tensor.is_quantized
+        and not tensor.is_meta
     )
 
 

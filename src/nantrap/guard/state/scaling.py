@@ -31,11 +31,6 @@ class Scaling:
         self._optimizer = optimizer
         self._policy = policy
         self._value: float | None = None
-        if self.enabled and policy.sync == "late":
-            raise UsageError(
-                'Policy(sync="late") and a GradScaler: the scaler reads its flag on the host in each step anyway; '
-                'use sync="step"'
-            )
 
     def use(self, scaler: Any) -> None:
         """The scaler of this step, where it is not known before: a script's own."""
@@ -81,6 +76,10 @@ class Scaling:
         if tensors is None:
             return self.scaler.state_dict()
         return {name: value.clone() for name, value in tensors.items()}
+
+    def tensors(self) -> list[Tensor]:
+        """The scale and its growth on the device, in the order of `capture`."""
+        return list((scaler_tensors(self.scaler) or {}).values())
 
     def restore(self, captured: Any) -> None:
         """The scale and its growth as they were at `capture`."""

@@ -37,7 +37,7 @@ from nantrap.locate.replay.replay import compiled_frames
 _KEPT = 16
 _CLOSELY = 8
 _MOST_TENSORS = 4
-_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})  # elsewhere an operation more may mean another compilation
+_COMPILING = frozenset({"xla", "lazy", "hpu", "meta"})  # there an operation more may mean another compilation
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             and tensor.is_floating_point()
             and tensor.layout == torch.strided
             and tensor.numel()
-            and tensor.device.type in _DEVICES
+            and tensor.device.type not in _COMPILING
         ):
             yield tensor
 
@@ -248,4 +248,5 @@ def steps_left_in_words(name: str, samples: Sequence[tuple[int, float]]) -> str:
     left = steps_left(samples)
     if left is None or left > _WARN_WITHIN or samples[-1][1] > _WARN_BELOW_BITS:
         return ""
-    return f"{name} has {samples[-1][1]:.1f} bits of headroom left and overflows in about {left:.0f} steps at this pace"
+    bits = f"{samples[-1][1]:.1f} bits of headroom left"
+    return f"module {name} has {bits} and overflows in about {left:.0f} steps at this pace"

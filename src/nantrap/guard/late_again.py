@@ -1,0 +1,281 @@
+"""A step that was launched, and turned out to be bad one step later: run again, and refused as it would have been then.
+
+The device has skipped it, so weights, buffers, averages and loss scale are those from before it. What belongs to the
+present step (its gradients, its buffers, the random streams) is put aside meanwhile.
+
+    put aside   what the present step has made so far
+    again       the failed step once more, for its gradients: with its batch and function in `attempt`, else by the
+                source of its loss (`twoline`). Where that cannot be done, the values that were read have to do
+    refuse      as in `run_step`: contain, diagnose, act, record
+    put back    the present step goes on, unless the run went back to an older state
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.collect import Collector
+from nantrap.guard.diagnosis.describe import budget_of, failure_of
+from nantrap.guard.driver import OwnLoop
+from nantrap.guard.judge import Decision, Kind, Verdict
+from nantrap.guard.loss import Loss, as_loss
+from nantrap.guard.observation import Observation
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.progress import Progress
+from nantrap.guard.refusal import observe_step
+from nantrap.guard.session import Session
+from nantrap.guard.state.certify import LARGEST_NORM
+from nantrap.guard.step import Scalars, decide_together, refuse_bad
+from nantrap.guard.torch_private import give_unscaling, take_unscaling
+from nantrap.guard.window import Micro, Reading, Window
+from nantrap.incident import Action, Finding
+from nantrap.locate import Failure, RngState
+from nantrap.locate.replay.replay import autocast_like, called_again
+from nantrap.locate.twoline.caller import Frame, seen_from
+from nantrap.locate.twoline.rerun import compute_again
+
+if TYPE_CHECKING:
+    from nantrap.guard.arrival import Arrival
+    from nantrap.guard.late import Schedule
+    from nantrap.locate.replay.program import ProgramState
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that was launched and not read yet, with what is needed to run it again. All of it by reference.
+
+    Attributes:
+        step: its number.
+        window: its micro-batches, with their batches and random streams.
+        scalars: what the host must know of it, on the device.
+        judged: how many of its values must be finite.
+        arrival: these values.
+        beyond: by what the norm was multiplied, so that it overflows where no update is proven finite.
+        rates: the learning rates.
+        schedule: the schedule before it advanced.
+        scale: the loss scale before the step.
+        counters: what the averages count on the host, with its values before the step.
+        program: the program's own generators and attributes before it.
+        milliseconds: how long it took to launch.
+        position: where the loop was.
+        frames: where the program called the guard, in the two-line form.
+    """
+
+    step: int
+    window: Window
+    scalars: Scalars
+    judged: int
+    arrival: Arrival
+    beyond: float
+    rates: tuple[float, ...]
+    schedule: Schedule | None
+    scale: Any
+    counters: Sequence[tuple[Tensor, Tensor]]
+    program: ProgramState | None
+    milliseconds: float
+    position: Progress
+    frames: Sequence[Frame]
+
+    @contextlib.contextmanager
+    def at_its_position(self, progress: Progress) -> Iterator[None]:
+        """Epoch, batch and samples of the loop are those of the step."""
+        present = replace(progress)
+        _assign(progress, self.position, step=progress.step)
+        try:
+            yield
+        finally:
+            _assign(progress, present, step=progress.step)
+
+
+def refuse_launched(
+    session: Session, driver: OwnLoop, collector: Collector, launched: Launched, reading: Reading
+) -> Outcome:
+    """The end of a step that the device has skipped."""
+    protected, progress = session.protected, session.progress
+    micro = launched.window.micros[0]
+    began = micro.rng if micro.root_call is None else micro.root_call.rng
+    present = RngState.capture() if began is None else began.now()
+    gradients = [parameter.grad for parameter in protected.members.parameters]
+    unscaled = take_unscaling(driver.scaling.scaler, protected.optimizer) if driver.scaling.enabled else None
+    buffers_as_now, attempting, window = protected.ledger.hold(), collector.attempting, collector.window
+    advanced, scale = None if launched.schedule is None else launched.schedule.now(), driver.scaling.capture()
+    collector.attempting, collector.window = True, None
+    driver.scaling.restore(launched.scale)
+    for counter, before in launched.counters:
+        counter.copy_(before)
+    if launched.schedule is not None:
+        launched.schedule.restore()
+    try:
+        with launched.at_its_position(progress), protected.of_earlier_step(launched.program):
+            outcome = _refuse(session, driver, collector, launched, reading)
+    finally:
+        collector.attempting, collector.window = attempting, window
+        if driver.scaling.enabled:
+            give_unscaling(driver.scaling.scaler, protected.optimizer, unscaled)
+    if outcome.action is Action.ROLLBACK:
+        return outcome
+    for parameter, gradient in zip(protected.members.parameters, gradients, strict=True):
+        parameter.grad = gradient
+    buffers_as_now()
+    present.restore()
+    if outcome.incident is None:  # the loss scale was too large: what the script's own loop does was done already
+        driver.scaling.restore(scale)
+        if advanced is not None:
+            advanced.restore()
+    return outcome
+
+
+def _refuse(session: Session, driver: OwnLoop, collector: Collector, launched: Launched, reading: Reading) -> Outcome:
+    """With everything as it was before the failed step: find out whether it is the loss scale, else refuse it."""
+    decision = decide_together(session, driver, launched.window, reading, careful=False, spike=False)
+    if decision.kind is Kind.PROBE:
+        launched.window.probes_scale = True
+        session.scaling.probes_in_a_row += 1
+        at = (launched.step, launched.milliseconds)
+        return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
+    session.progress.step = launched.step
+    session.recorder.tally.attempted -= 1
+    with seen_from(launched.frames) if launched.frames else contextlib.nullcontext():
+        again = _again(session, driver, launched, reading)
+        if again.is_too_large:
+            reading = reading._replace(norm=again.norm)
+            decision = replace(decision, spike=True)
+        observation = _observed(session, driver, again, reading, decision)
+        return refuse_bad(session, driver, again.window, reading, observation, decision, words=again.words)
+
+
+def _observed(session: Session, driver: OwnLoop, again: RunAgain, reading: Reading, decision: Decision) -> Observation:
+    """What is known of the step: by its gradients where it was run again, else by what was read of it."""
+    if again.is_too_large:
+        note = (
+            f"the gradient norm {again.norm:.4g} is above {LARGEST_NORM:.0e}, up to which the update is proven finite"
+        )
+        observation = observe_step(session, driver, again.window, reading, decision, [])
+        return replace(
+            observation, findings=(Finding("spike", "gradient norm", "backward", value=again.norm, note=note),)
+        )
+    if any(parameter.grad is not None for parameter in session.protected.members.parameters):
+        return observe_step(session, driver, again.window, reading, decision, [])
+    bare = observe_step(session, driver, again.window, reading._replace(norm=0.0), decision, [])
+    more = []
+    if not (bare.findings or math.isfinite(reading.norm)):
+        note = "the norm of all gradients was read, and the gradients were not kept"
+        more.append(Finding("gradient", "of the step", "backward", value=reading.norm, note=note))
+    return replace(bare, norm=reading.norm, findings=(*bare.findings, *more))
+
+
+# ---- the failed step once more
+
+
+class RunAgain(NamedTuple):
+    """The failed step, as far as it could be run again.
+
+    Attributes:
+        window: run again, with its gradients in the parameters; or as it was.
+        words: why it could not be run again, where that is to be said.
+        norm: its gradient norm.
+    """
+
+    window: Window
+    words: str = ""
+    norm: float = math.nan
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it is finite, and too large for an update that nothing could undo."""
+        return math.isfinite(self.norm) and self.norm > LARGEST_NORM
+
+
+def _again(session: Session, driver: OwnLoop, launched: Launched, reading: Reading) -> RunAgain:
+    """Run the step again. Leaves its gradients in the parameters, and what it wrote in the buffers."""
+    protected = session.protected
+    protected.members.clear_gradients()
+    protected.ledger.restore()
+    try:
+        window = _by_function(driver, launched.window) or _by_source(session, driver, launched, reading)
+        if window is None:
+            _model_alone(session, launched, reading)
+            return RunAgain(launched.window)
+        norm = driver.norm()
+        largest = protected.ledger.largest() if protected.has_buffers else None
+        values = finite.read(Scalars.of(session, driver, window, norm, largest).judged())
+    except Exception as error:  # the step has failed already: what can be said of it must not depend on this
+        protected.members.clear_gradients()
+        protected.ledger.restore()
+        words = f"the step could not be run again for its diagnosis: {type(error).__name__}: {error}"
+        return RunAgain(launched.window, words)
+    for micro, then in zip(window.micros, launched.window.micros, strict=True):
+        micro.values = then.values
+    again = RunAgain(window, norm=values[0])
+    if not all(map(math.isfinite, values)) or again.is_too_large:
+        return again
+    protected.members.clear_gradients()
+    protected.ledger.restore()
+    return RunAgain(launched.window, "the step was finite when it was run again: it depends on something not restored")
+
+
+def _by_function(driver: OwnLoop, failed: Window) -> Window | None:
+    """Each micro-batch of an attempt by its own function; `None` in the two-line form."""
+    if any(micro.forward is None or micro.rng is None for micro in failed.micros):
+        return None
+    fresh = Window(time.perf_counter(), failed.whole)
+    for micro in failed.micros:
+        assert micro.rng is not None
+        micro.rng.restore()
+        loss = as_loss(micro.forward(micro.batch))
+        _backward(driver, loss.total, micro.factor)
+        fresh.micros.append(replace(micro, loss=loss, values=None))
+    return fresh
+
+
+def _by_source(session: Session, driver: OwnLoop, launched: Launched, reading: Reading) -> Window | None:
+    """The loss computed again from the source lines of the two-line form; `None` where they do not give it again."""
+    window = launched.window
+    if len(window.micros) != 1:
+        return None
+    micro = window.micros[0]
+    again = compute_again(_failure(session, micro, reading), budget_of(session))
+    if again is None:
+        return None
+    again.rng.restore()
+    total = again.forward(again.batch)
+    _backward(driver, total, micro.factor)
+    return replace(window, micros=[replace(micro, loss=Loss(total, micro.loss.terms), values=None)])
+
+
+def _model_alone(session: Session, launched: Launched, reading: Reading) -> None:
+    """The calls of the model, for what they write into buffers; the loss and its gradients are not there again."""
+    for micro in launched.window.micros:
+        if micro.root_call is None:
+            continue
+        failure = _failure(session, micro, reading)
+        for call in micro.root_call.chain():
+            call.rng.restore()
+            with autocast_like(call.autocast), call.as_made(failure.root):
+                called_again(call, failure)(*call.args, **call.kwargs)
+
+
+def _failure(session: Session, micro: Micro, reading: Reading) -> Failure:
+    """The step as far as its values tell."""
+    return failure_of(session, Observation(micro, micro.values or [], reading.norm, (), {}, Verdict()))
+
+
+def _backward(driver: OwnLoop, total: Tensor, factor: float) -> None:
+    """As `Collector.add` does it."""
+    total = total * factor if factor != 1.0 else total
+    (driver.scaling.scaler.scale(total) if driver.scaling.enabled else total).backward()
+
+
+def _assign(progress: Progress, values: Progress, *, step: int) -> None:
+    """Overwrite where the loop is, without its count of steps."""
+    for field in fields(values):
+        setattr(progress, field.name, getattr(values, field.name))
+    progress.step = step

@@ -1,0 +1,88 @@
+"""Whether the host may learn the result of a step one step later: `Policy(sync=...)`.
+
+On an accelerator the host runs ahead of the device, and a value that is read at once empties the queue. A late step
+reads nothing: the optimizer skips on the device. That needs an optimizer which can skip there, an update that is
+provably finite (nothing could undo it later), and a policy that can wait. Where one of these is missing, steps are read
+at once, and `run.json` says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nantrap.guard.arrival import why_no_arrival
+from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.state.certify import certify
+from nantrap.guard.state.protected import Protected, needs_closure
+
+if TYPE_CHECKING:
+    from nantrap.guard.policy import Policy
+    from nantrap.guard.session import Setup
+
+_CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)
+
+
+def why_at_once(protected: Protected, setup: Setup, *, together: bool) -> str:
+    """Why each step is read before its update, in words; empty if it may be read one step later."""
+    policy = setup.policy
+    if policy.sync == "step":
+        return 'Policy(sync="step")'
+    devices = {parameter.device for parameter in protected.members.parameters}
+    if policy.sync == "auto" and all(device.type == "cpu" for device in devices):
+        return "the parameters are on the CPU, where nothing waits for a read"
+    if len(devices) > 1:
+        return "the parameters are on several devices"
+    if setup.by != "guard":
+        return "the script makes its updates itself"
+    if together:
+        return "several ranks agree on each step before its update"
+    why = _by_policy(policy) or _by_optimizer(protected.optimizer) or _by_parts(protected, setup.ema)
+    return why or why_no_arrival(next(iter(devices)))
+
+
+def _by_policy(policy: Policy) -> str:
+    """What the policy asks for that must be known before the update."""
+    if policy.on_incident != "skip":
+        return f'Policy(on_incident="{policy.on_incident}") must know of a bad step before its update'
+    if policy.spikes.action == "skip":
+        return 'Spikes(action="skip") must know loss and gradient norm before the update'
+    if policy.batches.unusual != "off" or policy.batches.ranges or policy.batches.finite:
+        return "BatchChecks read each batch before its step"
+    if policy.bad_terms == "drop":
+        return 'Policy(bad_terms="drop") must know the loss terms before the backward pass'
+    if policy.rollback.undo == "always":
+        return 'Rollback(undo="always") checks each update'
+    if policy.diagnosis.armed == "always":
+        return 'Diagnosis(armed="always") traces each step'
+    return ""
+
+
+def _by_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """What the optimizer lacks."""
+    name = type(optimizer).__name__
+    if needs_closure(optimizer):
+        return f"{name} evaluates the loss several times"
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    if type(optimizer) not in _CAPABLE or not fused or momentum:
+        return (
+            f"{name} cannot skip a step on the device here; Adam, AdamW, Adagrad and SGD without momentum can, with "
+            "fused=True"
+        )
+    if certify(optimizer) is None:
+        return (
+            f"the update of {name} cannot be proven finite beforehand (half precision parameters, a hook, a learning "
+            "rate that is a tensor, or unusual constants)"
+        )
+    return ""
+
+
+def _by_parts(protected: Protected, ema: Any) -> str:
+    """What else takes part in a step and could not be restored on the device."""
+    if ema is not None and not protected.averages:
+        return "the ema is no module, so that it cannot be restored on the device"
+    if is_sharded(protected.root):
+        return "the parameters are sharded"
+    return ""

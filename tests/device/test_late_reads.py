@@ -1,0 +1,231 @@
+"""No healthy step waits for the device, and a bad one is known as well as if it had been read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import nantrap
+from device.simulated import Counts, counted
+from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, poison, state_of, train_plain
+from nantrap import Policy
+from nantrap.guard.arrival import Arrival
+
+FIRST = 8
+"""The first steps of a run are read at once."""
+UNHURRIED = nantrap.Diagnosis(seconds=600, clock=lambda: 0.0)
+"""No time passes by this clock: a busy machine must not change what is tried."""
+
+
+class Steady(Net):
+    """Without dropout: a run that leaves a batch out draws the same numbers as one that never met it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()
+
+
+def moved(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.to("sim") for tensor in batch)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaler": {"scaler": lambda: torch.amp.GradScaler("sim", init_scale=8.0, growth_interval=5)},
+    "autocast": {
+        "scaler": lambda: torch.amp.GradScaler("sim", init_scale=2.0**10),
+        "autocast": torch.float16,
+    },
+    "schedule": {"scheduler": lambda o: OneCycleLR(o, max_lr=0.1, total_steps=100)},
+    "average": {"ema": lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)},
+    "accumulation": {"micro": 2},
+}
+
+
+def run_on_device(optimizer: Callable[[Any], torch.optim.Optimizer] = adamw, **parts: Any) -> Run[Any]:
+    data = [moved(batch) for batch in batches(2 * (FIRST + 6) if parts.get("micro") == 2 else FIRST + 6)]
+    return make_run(optimizer, model=lambda: Steady().to("sim"), data=data, **parts)
+
+
+def in_two_parts(run: Run[Any]) -> tuple[list[Any], list[Any]]:
+    windows = run.windows()
+    return windows[: FIRST + 2], windows[FIRST + 2 :]
+
+
+def plain_counts(run: Run[Any]) -> Counts:
+    """What the loop does without a guard, apart from its own reading of the loss."""
+    first, rest = in_two_parts(run)
+    train_plain(run, first)
+    with counted() as seen:
+        train_plain(run, rest)
+    return seen[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_healthy_step_waits_for_nothing_and_is_bit_identical(form: str, parts: str) -> None:
+    plain, run = run_on_device(**PARTS[parts]), run_on_device(**PARTS[parts])
+    expected = plain_counts(plain)
+    with run.guard() as guard:
+        first, rest = in_two_parts(run)
+        FORMS[form](run, guard, first)
+        with counted() as seen:
+            FORMS[form](run, guard, rest)
+    own = {name: n - expected.waits.get(name, 0) for name, n in seen[0].waits.items() if name != "item"}
+    assert not any(own.values()), own
+    assert "item" not in seen[0].waits
+    assert_same_state(state_of(plain), state_of(run))
+
+
+def test_no_launch_is_added_per_parameter() -> None:
+    added = []
+    for layers in (2, 40):
+
+        def deep(layers: int = layers) -> nn.Module:
+            return nn.Sequential(nn.Linear(6, 3), *(nn.Linear(3, 3) for _ in range(layers))).to("sim")
+
+        data = [moved(batch) for batch in batches(FIRST + 6)]
+        plain, run = (make_run(adamw, model=deep, data=data) for _ in range(2))
+        expected = plain_counts(plain).kernels
+        with run.guard() as guard:
+            first, rest = in_two_parts(run)
+            FORMS["attempt"](run, guard, first)
+            with counted() as seen:
+                FORMS["attempt"](run, guard, rest)
+        added.append((seen[0].kernels - expected) / len(rest))
+    few, many = added
+    assert few <= 8
+    assert many - few <= 1  # a list of 82 tensors may need a second kernel
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_bad_step_never_happened(form: str, parts: str) -> None:
+    run, clean = run_on_device(**PARTS[parts]), run_on_device(**PARTS[parts])
+    guard = run.guard(policy=Policy(diagnose="locate"))
+    first, rest = in_two_parts(run)
+    FORMS[form](run, guard, first)
+    bad = (poison(run.batches[0], NAN), *rest[0][1:])
+    FORMS[form](run, guard, [bad])
+    assert guard.last_incident is None  # the host does not know yet
+    FORMS[form](run, guard, [rest[0]])
+    outcome = run.outcomes[-1]
+    assert outcome.incident is not None
+    assert outcome.incident.step == outcome.step - 1
+    train_plain(clean, [*first, rest[0]])
+    assert_same_state(state_of(clean), state_of(run))
+    guard.close()
+
+
+def told(incident: Any) -> Any:
+    """Everything that an incident says of a failure."""
+    causes = [(cause.slug, cause.proven, cause.summary, cause.fix) for cause in incident.causes]
+    place = incident.phase, incident.module, incident.op, incident.node, incident.samples
+    told = place, causes, incident.findings, len(incident.trials), incident.refuted, incident.notes, incident.loss
+    return [repr(each) for each in told]
+
+
+def log_of_zero(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1]) + 1e-3 * torch.log(batch[0].square().sum(1)).mean()
+
+
+def root_of_zero(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) * batch[0][:, :1]).square().sum(1).sqrt().mean()
+
+
+def nothing_to_average(model: nn.Module, batch: Any) -> Tensor:
+    chosen = torch.where(batch[0][:, 0] == 0, -100, 0)
+    return nn.functional.cross_entropy(model(batch[0]), chosen)
+
+
+def two_lines(run: Run[Any], guard: nantrap.Guard, windows: Any) -> None:
+    """A loop as people write it: the loss can be computed again from these lines."""
+    model, compute = run.model, run.loss
+    for (batch,) in windows:
+        loss = compute(model, batch)
+        guard.backward(loss)
+        guard.step()
+
+
+LOOPS = {"attempt": FORMS["attempt"], "two_line": two_lines}
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("loss", [log_of_zero, root_of_zero, nothing_to_average])
+def test_a_bad_step_is_diagnosed_as_if_it_had_been_read_at_once(form: str, loss: Any) -> None:
+    """Incidents of both ways are the same: place, causes, proofs, findings, trials and notes."""
+    incidents = []
+    for sync in ("step", "auto"):
+        run = run_on_device(loss=loss)
+        with run.guard(policy=Policy(sync=sync, diagnosis=UNHURRIED)) as guard:
+            first, rest = in_two_parts(run)
+            empty = (torch.zeros_like(run.batches[0][0]), run.batches[0][1])
+            LOOPS[form](run, guard, [*first, (empty,), rest[0]])
+        assert guard.tally.incidents == 1
+        incidents.append(guard.last_incident)
+    at_once, late = incidents
+    assert at_once is not None
+    assert at_once.causes[0].proven
+    assert told(late) == told(at_once)
+
+
+def test_steps_that_must_be_known_are_read_at_once() -> None:
+    """After a bad step each step is read before its update, until one is applied."""
+    run = run_on_device()
+    guard = run.guard(policy=Policy(max_consecutive_skips=10))
+    first, rest = in_two_parts(run)
+    bad = [(poison(run.batches[0], INF),)] * 3
+    FORMS["attempt"](run, guard, [*first, *bad])
+    assert guard.tally.incidents == 3
+    assert [outcome.applied for outcome in run.outcomes[-3:]] == [True, False, False]  # the first was not read yet
+    FORMS["attempt"](run, guard, rest)
+    guard.close()
+    assert guard.tally.applied == len(first) + len(rest)
+    assert run.outcomes[-1].loss_step == run.outcomes[-1].step - 1
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.1),
+    ],
+)
+def test_an_optimizer_that_cannot_skip_on_the_device_is_read_at_once(optimizer: Any) -> None:
+    run = run_on_device(optimizer)
+    guard = run.guard()
+    first, rest = in_two_parts(run)
+    FORMS["attempt"](run, guard, first)
+    with counted() as seen:
+        FORMS["attempt"](run, guard, rest)
+    assert seen[0].blocking_reads == len(rest)
+    assert run.outcomes[-1].loss_step == run.outcomes[-1].step
+    guard.close()
+
+
+def test_values_that_are_read_too_early_are_wrong_here() -> None:
+    """What the tests above rely on: without its wait, a late read would see garbage."""
+    sent = Arrival.of(torch.ones(3, device="sim"))
+    assert sent.values.isnan().all()
+    assert sent.read() == [1.0, 1.0, 1.0]
+
+
+def test_the_last_step_is_judged_before_a_save(tmp_path: Any) -> None:
+    run = run_on_device()
+    guard = run.guard(store=nantrap.CheckpointStore(tmp_path))
+    first, _ = in_two_parts(run)
+    FORMS["attempt"](run, guard, [*first, (poison(run.batches[0], NAN),)])
+    guard.save()
+    assert guard.last_incident is not None
+    assert guard.last_incident.step == len(first)
+    guard.close()

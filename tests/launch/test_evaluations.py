@@ -1,0 +1,153 @@
+"""Scripts that evaluate or generate under `nantrap run`: what is reported, and that nothing of the script changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nantrap import health, record
+
+VALIDATION = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0); torch.set_num_threads(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        scale = torch.log(x[:, :1])
+        return self.b(torch.relu(self.a(x))) / (2 + scale * scale)
+
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+x, y = torch.rand(64, 8) + 0.1, torch.randint(0, 4, (64,))
+xv, yv = torch.rand(40, 8) + 0.1, torch.randint(0, 4, (40,))
+if "bad" in sys.argv:
+    xv[29, 0] = -1.0
+train = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+valid = DataLoader(TensorDataset(xv, yv), batch_size=8)
+for epoch in range(2):
+    model.train()
+    for a, b in train:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(a), b)
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    total = 0
+    with torch.no_grad():
+        for a, b in valid:
+            total += nn.functional.cross_entropy(model(a), b).item()
+    print(epoch, loss.item(), total, torch.rand(1).item())
+"""
+
+GENERATION = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+
+class LM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.query, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 11)
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        scores = (self.query(x) @ x.transpose(1, 2)).masked_fill(~mask[:, None, :], float("-inf"))
+        return self.head(torch.softmax(scores, -1) @ x)
+
+model = LM().eval()
+ids, mask = torch.randint(0, 11, (3, 5)), torch.ones(3, 5, dtype=torch.bool)
+mask[2] = "bad" not in sys.argv
+with torch.inference_mode():
+    for _ in range(4):
+        logits = model(ids, mask)[:, -1]
+        top = logits.topk(3).values[:, -1:]
+        logits = logits.masked_fill(logits < top, float("-inf"))
+        ids = torch.cat([ids, torch.multinomial(torch.softmax(logits, -1), 1)], 1)
+        mask = torch.cat([mask, mask[:, :1]], 1)
+best = torch.tensor(float("inf"))
+print(ids.tolist(), best.item(), torch.rand(1).item())
+"""
+
+
+class Done(NamedTuple):
+    """How a script ended: its exit code, and what it and nantrap printed."""
+
+    code: int
+    out: str
+    said: str
+
+
+def run(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (), plain: bool = False) -> Done:
+    script = folder / "script.py"
+    script.write_text(text, encoding="utf-8")
+    guard = [] if plain else ["-m", "nantrap", "run", "--run-dir", str(folder / "run"), *options]
+    command = [sys.executable, *guard, str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("text", [VALIDATION, GENERATION], ids=["validation", "generation"])
+def test_healthy(tmp_path: Path, text: str) -> None:
+    done = run(tmp_path, text)
+    assert done.code == 0
+    assert done.out == run(tmp_path, text, plain=True).out
+    assert "in evaluations" not in done.said
+    assert "in inference" not in done.said
+    assert list(tmp_path.glob("run/**/incident.json")) == []
+
+
+def test_a_validation_sample(tmp_path: Path) -> None:
+    done = run(tmp_path, VALIDATION, "bad")
+    assert done.code == 0
+    assert done.out == run(tmp_path, VALIDATION, "bad", plain=True).out
+    assert "evaluation after 4 steps: forward: [NT208] log was given -1" in done.said
+    assert "validation batch 3" in done.said
+    assert "sample: 5 (dataset index 29)" in done.said
+    assert "nothing: the run goes on with this value" in done.said
+    assert "8 steps, 8 applied (100.0 %), 0 incidents" in done.said
+    assert "2 incidents in evaluations: 2 × domain_error" in done.said
+    judged = health.judge(record.open_run(tmp_path / "run"))
+    said = {found.code: found.message for found in judged.findings}
+    assert said["incidents_apart"] == "2 incidents in evaluations: 2 × domain_error"
+    assert said["incidents"] == "no incident"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "2 incidents in evaluations" in page
+
+
+def test_a_generation_that_torch_multinomial_ends(tmp_path: Path) -> None:
+    done = run(tmp_path, GENERATION, "bad")
+    assert done.code == 1
+    assert "probability tensor contains either `inf`, `nan` or element < 0" in done.said
+    assert "inference: forward: [NT203] softmax over a row in which every position is masked" in done.said
+    assert "sample: 2" in done.said
+    assert "1 incident in inference: 1 × softmax_fully_masked_row" in done.said
+    assert "nothing was guarded" not in done.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fail_on", "code"),
+    [(["bad"], "evaluation", 1), (["bad"], "inference", 0), ([], "evaluation,inference", 0)],
+)
+def test_the_exit_code(tmp_path: Path, arguments: list[str], fail_on: str, code: int) -> None:
+    assert run(tmp_path, VALIDATION, *arguments, options=("--fail-on", fail_on, "--json")).code == code
+
+
+def test_the_summary_for_programs(tmp_path: Path) -> None:
+    done = run(tmp_path, GENERATION, "bad", options=("--json",))
+    summary = json.loads(done.out.splitlines()[-1])
+    assert (summary["inferences"], summary["evaluations"], summary["calls"]) == ({"softmax_fully_masked_row": 1}, {}, 1)
+
+
+def test_an_unknown_kind(tmp_path: Path) -> None:
+    done = run(tmp_path, GENERATION, options=("--fail-on", "training"))
+    assert done.code == 2
+    assert "'training' is none of evaluation, inference" in done.said
