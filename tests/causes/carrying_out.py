@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import gc
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -80,6 +81,8 @@ def edit_for(source: str, incident: Incident, text: str, diff: str) -> Edit:
     if plain.endswith(("modules as they are", "every tensor it reads")):
         numbers = [int(n) for n in re.findall(r"\d+", plain.partition(" in float32")[0])]
         return Edit(_wide(source, numbers, modules=plain.endswith("reads")))
+    if plain.startswith("torch.zeros, zeros_like or new_zeros instead of"):
+        return Edit(re.sub(r"\b(torch\.|new_)empty", r"\1zeros", source))
     if plain == "the batch in the usual scale":
         return Edit(source, batch=_all(_usual))
     if (change := _described(plain, incident)) is not None:
@@ -277,9 +280,9 @@ def _wide(source: str, lines: list[int], *, modules: bool) -> str:
             function = ast.unparse(node.func)
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             method = owner is not None and hasattr(Tensor, node.func.attr)  # type: ignore[attr-defined]
-            if function.startswith(("torch.", "F.")) or method or modules:
+            if function.startswith(_FUNCTIONS) or method or modules:
                 node.args = [_floated(one) for one in node.args]
-            if method and owner is not None and not function.startswith(("torch.", "F.")):
+            if method and owner is not None and not function.startswith(_FUNCTIONS):
                 node.func.value = _floated(owner)  # type: ignore[attr-defined]
             return node
 
@@ -305,6 +308,9 @@ def _wide(source: str, lines: list[int], *, modules: bool) -> str:
             return block
 
     return ast.unparse(ast.fix_missing_locations(Float().visit(ast.parse(source))))
+
+
+_FUNCTIONS = ("torch.", "F.", "nn.functional.")
 
 
 def _floated(node: ast.expr) -> ast.expr:
@@ -395,11 +401,25 @@ def _described(text: str, incident: Incident) -> Edit | None:
 
         def lower(names: dict[str, Any]) -> None:
             for group in names["optimizer"].param_groups:
-                group["lr"] = group["lr"] / part if part else min(float(rate[1]), group["lr"]) if rate else 0.0
+                if part:
+                    group.update({key: group[key] / part for key in _RATES & group.keys()})
+                else:
+                    group["lr"] = min(float(rate[1]), group["lr"]) if rate else 0.0
+            for schedule in _schedules_of(names["optimizer"]) if part else ():
+                schedule.base_lrs = [base / part for base in schedule.base_lrs]
 
         (edit.prepare if part else edit.before_update).append(lower)
         return edit
     return None
+
+
+_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
+
+
+def _schedules_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The schedules that a program made for an optimizer: it keeps them in hooks and closures."""
+    kind = torch.optim.lr_scheduler.LRScheduler
+    return [each for each in gc.get_objects() if isinstance(each, kind) and each.optimizer is optimizer]
 
 
 def _usual(x: Any) -> Any:

@@ -99,3 +99,27 @@ def test_a_jump_of_the_second_group_is_found() -> None:
     cause = incident_of_groups(rates=(0.01, 0.01), jump=200.0).causes[0]
     assert (cause.slug, cause.proven) == ("resume_lr_jump", True)
     assert cause.summary == "the learning rate jumped from 0.01 to 200 at step 4"
+
+
+def test_accumulated_steps_that_exploded_are_no_proof_of_an_overflowing_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    guard = nantrap.Guard(model, optimizer, quiet=True)
+    calls = iter(range(99))
+
+    def loss_fn(x: Tensor) -> Tensor:
+        next(calls)  # no replay may call it again
+        loss: Tensor = (model(x) - 1).square().mean()
+        return loss
+
+    for _ in range(40):
+        for _ in range(2):
+            guard.backward(loss_fn(300 * torch.randn(8, 4)))
+        incident = guard.step().incident
+        if incident is not None:
+            break
+    assert incident is not None
+    assert any(finding.kind == "grad_norm" for finding in incident.findings)
+    assert [cause.slug for cause in incident.causes][:2] == ["lr_too_high", "grad_norm_overflow"]
+    assert not any(cause.proven for cause in incident.causes)

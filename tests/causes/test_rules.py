@@ -303,7 +303,7 @@ def test_rate(incident_of: IncidentOf) -> None:
     assert cause.evidence[0].text.startswith("the updates since step 0 moved the weights by ")
     assert cause.evidence[1].text == "an earlier batch has a far larger loss now, with the same random numbers"
     assert cause.evidence[2].kind == "history"
-    assert evidence(cause)[3] == "the same batches with a hundredth of the learning rate stay finite (trial 2)"
+    assert evidence(cause)[3] == "the same batches with a hundredth of the learning rate stay finite (trial 3)"
 
 
 def test_a_learning_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf) -> None:

@@ -15,6 +15,7 @@ from nantrap.thresholds import has_grown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nantrap.causes.references import Compared
     from nantrap.causes.trials import Laboratory
     from nantrap.incident import Incident, Phase, Trial
     from nantrap.locate import Failure, Location, RunFacts
@@ -118,6 +119,18 @@ class Case:
 
         outputs = () if self.capture is None else self.capture.outputs
         return next((i for i, tensor in enumerate(outputs) if bool(bad_places(tensor).any())), None)
+
+    @functools.cached_property
+    def kernels(self) -> list[Compared]:
+        """The operators of the step that have a plain form, each beside it."""
+        from nantrap.causes.references import compare_kernels
+
+        return [] if self.location.unwritten else compare_kernels(self)
+
+    @property
+    def wrong_kernel(self) -> Compared | None:
+        """The first of them that differs from its plain form."""
+        return next((each for each in self.kernels if each.differs is not None), None)
 
     @property
     def dtype(self) -> str:

@@ -79,11 +79,13 @@ def older_state(case: Case, *, this_batch: bool = False) -> OlderState | None:
         return OlderState(anchor.step, lambda: anchors.restore(anchor), anchor.snapshot.value_of, attempts)
     applied = [record.step for record in case.run.history.applied() if record.step < failed.step]
     older = [] if anchors is None else [a for a in anchors.candidates() if applied and a.step <= applied[-1]]
-    if older:
+    first = failed.run.first
+    from_first = first is not None and bool(applied) and first.fits()
+    if older and not (from_first and applied[0] < older[-1].step and len(applied) <= _MOST_STAND_INS):
         anchor = older[-1]
         restore, value_of = (lambda: anchors.restore(anchor)), anchor.snapshot.value_of
         steps = [step for step in applied if step >= anchor.step]
-    elif (first := case.run.first) is not None and applied and first.fits():
+    elif first is not None and from_first:
         restore, value_of, steps = first.restore, first.value_of, applied
     else:
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nantrap.causes.case import Case
 from nantrap.causes.claim import Claim
 from nantrap.causes.rules import RULES
+from nantrap.causes.settings import with_setting
 from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
@@ -57,6 +58,7 @@ def explain_case(case: Case, *, budget: Budget | None = None) -> Explanation:
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
         notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]
     found = ranked(causes) if causes else (_unknown(case),)
+    found = (with_setting(case, found[0]), *found[1:])
     lab = case.lab
     return Explanation(found, tuple(case.refuted), lab.trials, tuple(notes), lab.wants_others, lab.controls)
 

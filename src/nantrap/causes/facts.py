@@ -63,6 +63,19 @@ def share(mask: Tensor) -> str:
     return f"{int(mask.sum()):,} of {mask.numel():,} places"
 
 
+def rows_in_words(mask: Tensor, *, whole: bool = True) -> str:
+    """`in rows 28 to 31 of 32`; how many places where these are not whole rows, unless parts of rows count as well."""
+    if mask.dim() < 2:
+        return f"at {share(mask)}"
+    by_row = mask.flatten(1)
+    if whole and not bool((by_row.all(dim=1) == by_row.any(dim=1)).all()):
+        return f"at {share(mask)}"
+    rows = by_row.any(dim=1).nonzero().flatten().tolist()
+    together = rows[-1] - rows[0] + 1 == len(rows) > 2
+    shown = f"{rows[0]} to {rows[-1]}" if together else listed(rows)
+    return f"in row{'s' * (len(rows) > 1)} {shown} of {len(mask)}"
+
+
 def all_finite(tensors: Sequence[Tensor]) -> str:
     """`; every input is finite`, where it is so."""
     return "; every input is finite" if all(bool(t.isfinite().all()) for t in tensors) else ""

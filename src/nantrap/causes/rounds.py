@@ -40,6 +40,8 @@ class Rounds:
     values: tuple[float, ...]
     factor: float
     accelerates: bool = False
+    last: tuple[int, ...] = ()
+    """The last two operations, by their index in the trace."""
 
     @property
     def growth(self) -> str:
@@ -81,6 +83,7 @@ def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
     ratios = [after / before for before, after in itertools.pairwise(values)]
     if len(values) < (_FEWEST_ACCELERATING if _accelerates(ratios) else _FEWEST) or not _repeats(trace, same):
         return None
+    last = tuple(op.index for op in same[-2:])
     total = values[-1] / values[0]
     tail = sorted(ratios[-7:])
     typical = tail[len(tail) // 2]
@@ -89,8 +92,9 @@ def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
     fast = typical >= _STEADY and values[-1] / values[max(0, len(values) - 8)] >= _TENFOLD
     slow = total >= _MILLIONFOLD and mean >= _SLOW and rising >= _RISING
     if fast:
-        return Rounds(like, tuple(_since_it_grows(values, ratios, typical)), typical, _accelerates(ratios))
-    return Rounds(like, tuple(values), mean) if slow else None
+        grown = tuple(_since_it_grows(values, ratios, typical))
+        return Rounds(like, grown, typical, _accelerates(ratios), last)
+    return Rounds(like, tuple(values), mean, last=last) if slow else None
 
 
 def _since_it_grows(values: list[float], ratios: list[float], typical: float) -> list[float]:

@@ -23,6 +23,7 @@ from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, moved, ol
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.patch import diff_for
+from nantrap.causes.references import plain_forms
 from nantrap.causes.replacement import Replaced, Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
@@ -35,6 +36,7 @@ from nantrap.locate.replay.replay import fails_alike, loss_with, replay_step
 from nantrap.locate.replay.samples import fails
 from nantrap.locate.source import Place
 from nantrap.locate.wrapping import layers_of
+from nantrap.thresholds import has_grown
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -194,13 +196,21 @@ class Laboratory:
         result = self._driven(own_rate)
         older = older_state(self._case)
         if older is not None and older.stands_in:
-            return "updates on this batch at the same learning rate do not fail" if result.finite else "", result
+            fails = not result.finite or self._raised(result.loss) is not None
+            return "" if fails else "updates on this batch at the same learning rate do not fail", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
             return "the same steps at the same learning rate fail earlier when they are run again", result
         alike = fails_alike(self._case.failure, result.loss, result.bad)
         return "" if alike else "the same steps fail in another way", result
+
+    def _raised(self, loss: float | None) -> float | None:
+        """The loss of this batch with the weights from before the updates on it, if those raised it far."""
+        before = self.older_weights()
+        if loss is None or before is None or not before.finite or not before.loss:
+            return None
+        return before.loss if has_grown(abs(loss / before.loss)) else None
 
     # ---- the step, with one thing changed
 
@@ -234,6 +244,17 @@ class Laboratory:
             lambda: run_step(self._case, around=filled()),
             harness="none",
         )
+
+    def in_plain_forms(self) -> Trial:
+        """Operators that have a plain form in that form, and attention in its math form."""
+
+        def experiment() -> Rerun:
+            with plain_forms() as mode:
+                result = run_step(self._case, around=mode)
+            names = " and ".join(name.replace("::", ".") for name in mode.hits) or "attention"
+            return Rerun(result.finite, result.loss, result.bad, f"{names} in the plain form")
+
+        return self.run("plain_forms", "operators in their plain form", experiment, harness="step")
 
     def in_log_space(self) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""
@@ -518,16 +539,24 @@ class Laboratory:
     @property
     def steps(self) -> str:
         """What is made again from an older state, in words."""
+        return "updates on this batch" if self.stands_in else "the same steps"
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the batch of the failed step is used in all updates that are made again."""
         older = older_state(self._case)
-        return "updates on this batch" if older is not None and older.stands_in else "the same steps"
+        return older is not None and older.stands_in
 
     def steps_in_words(self, change: str) -> str:
         """What a finite trial of the steps since an older state shows."""
         older = older_state(self._case)
         if older is None or not older.stands_in:
             return f"the same batches {change} stay finite"
-        updates = f"{len(older.attempts)} updates on this batch"
-        return f"{updates}, from the weights of step {older.step:,}, fail again; {change} they do not"
+        updates = f"{len(older.attempts)} updates on this batch, from the weights of step {older.step:,},"
+        control = next((each for each in self.controls if each.harness == "steps"), None)
+        if control is None or not control.finite or (before := self._raised(control.loss)) is None:
+            return f"{updates} fail again; {change} they do not"
+        return f"{updates} raise its loss from {before:.3g} to {control.loss:.3g}; {change} they do not"
 
     def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
         """The steps since an older state again, each with `alter(batch)` instead of its batch."""

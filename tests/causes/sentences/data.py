@@ -306,11 +306,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "that the loss leaves out put NaN into the gradient: the mask comes after the arithmetic",
     ),
     ("a nan target that the mask does not leave out", "targets that are missing by design"): (
-        "the batch is non-finite before the forward pass: [1]",
-        "clean or drop the sample where [1] is made",
+        "the batch is non-finite before the forward pass: batch[1]",
+        "clean or drop the sample where batch[1] is made",
     ),
     ("a nan target that is replaced by the prediction", "targets that are missing by design, and nanmean"): (
-        "the batch is non-finite before the forward pass: [1]",
+        "the batch is non-finite before the forward pass: batch[1]",
     ),
     ("nan in the batch", "exp of one sample"): (
         "without that sample the step is finite",
@@ -404,7 +404,12 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("void pixels of 255 in a cross-entropy by hand", "log of zero"): (
         "comes earlier or is more exact, and is named first",
     ),
-    ("a target longer than its input", "every label ignored"): ("repeated neighbours needs at least",),
+    ("a target longer than its input", "every label ignored"): (
+        "repeated neighbours needs at least",
+        "sample 1 needs 9 of 6 frames",
+        "drop them from the data",
+    ),
+    ("a real sample of 1e25 beside made ones, two lines", "one value of 1e25"): ("the batch of the loop",),
     ("masks of 255", "percent for shares"): (
         "targets lie in",
         "targets clamped to",
@@ -460,9 +465,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "look where targets[2] is made",
     ),
     ("nan in the inputs and in the targets", "nan in the inputs and in targets that no loss reads"): (
-        "the batch is non-finite before the forward pass: [0], [1]",
-        "[1] holds 1 NaN among 18 values before the forward pass, sample 4",
-        "clean or drop the samples where [0], [1] are made",
+        "the batch is non-finite before the forward pass: batch[0], batch[1]",
+        "batch[1] holds 1 NaN among 18 values before the forward pass, sample 4",
+        "clean or drop the samples where batch[0], batch[1] are made",
     ),
     ("nan in the batch", "nan in a cached table"): (
         "before the forward pass, sample 1",

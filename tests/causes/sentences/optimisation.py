@@ -152,6 +152,40 @@ PROGRAMS: dict[str, str] = {
             next(counts)
             return model(x).exp().mean()
     """,
+    "a rate that raises the loss of a milder batch, two lines": """
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 0.1), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.full((6, 4), 5.0)] * 3 + [torch.full((6, 4), 1.64)]
+        def loss_fn(x): return (model(x) - 1).square().mean() + 0 * (model(x).abs() * (x[:, :1] < 2)).exp().mean()
+    """,
+    "a teacher that follows weights that were thrown away, two lines": """
+        model = nn.Linear(4, 1)
+        teacher = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e12)
+        def following():
+            for x in [torch.randn(6, 4, generator=draw) for _ in range(12)]:
+                teacher.load_state_dict(model.state_dict())
+                yield x
+        batches = following()
+        def loss_fn(x): return (model(x) - 1).square().mean() + teacher(x).square().mean()
+    """,
+    "a rate too high in a model that is called by a method, two lines": """
+        class Flow(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Linear(4, 4)
+            def log_prob(self, x): return -(x * torch.exp(self.scale(x))).square().sum(1)
+        model = Flow()
+        optimizer = torch.optim.Adam(model.parameters(), lr=100.0)
+        def loss_fn(x): return -model.log_prob(x).mean()
+    """,
+    "layers of a model beside the guarded one": """
+        model = nn.Linear(4, 8)
+        critic = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        for factor, layer in zip((1e3, 1e4, 1e5, 1e6, 1e7, 1e20), critic): nn.init.constant_(layer.weight, factor)
+        def loss_fn(x): return critic(model(x).abs()).mean()
+    """,
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -162,6 +196,16 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("an absurd learning rate and a counter, two lines", "exp overflows, two lines"): (
         "not decided against lr_too_high, which comes earlier",
     ),
+    ("a rate that raises the loss of a milder batch, two lines", "a rate too high, two lines"): (
+        "updates on this batch, from the weights of step 0, raise its loss from 0.118 to",
+    ),
+    ("a teacher that follows weights that were thrown away, two lines", "a rate too high, two lines"): (
+        "the step fails with older weights too: the batch, and what the program keeps beside the model",
+    ),
+    ("a rate too high in a model that is called by a method, two lines", "exp overflows, two lines"): (
+        "a learning rate of 100 is beyond the stability limit: the updates threw the weights away",
+    ),
+    ("a recurrence", "layers of a model beside the guarded one"): ("at the same line gave",),
     ("gradients that grow alone", "a recurrence"): (
         "-> Inf within one backward pass",
         "only the slope grows",

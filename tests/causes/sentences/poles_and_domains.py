@@ -248,6 +248,9 @@ PROGRAMS: dict[str, str] = {
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a layer norm without an eps", "log of zero"): ("give the layer an eps: eps=1e-5",),
+    ("an inverse of a singular matrix", "division by zero"): ("lstsq or pinv, which are defined for such matrices",),
+    ("std of one", "log of zero"): ("drop_last=True in the DataLoader, where it is a batch of one sample",),
     ("std of one", "division by zero"): (
         "an unbiased standard deviation over one element is 0/0",
         "with a deviation that is 0 for one element the step is finite",

@@ -222,6 +222,10 @@ PROGRAMS: dict[str, str] = {
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a square beyond float16, and a root of zero", "log of zero"): (
+        "in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
+    ),
+    ("an overflow in half that float32 has too", "log of zero"): ("in float32: .float() on every tensor it reads",),
     ("a small probability in half", "an eps of 1e-8 in half"): (
         "rounded away in float16",
         "rounded away in float16: the argument of log",

@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "a row that a custom function leaves NaN": """
+        class Mean(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                out = x.new_empty(6, 3).fill_(nan if x[0, 0] > 99 else 0.0)
+                out[:5] = x[:5]
+                return out
+            @staticmethod
+            def backward(ctx, g): return g
+        batches[2][0] = 500.0
+        nn.init.constant_(model.weight, 0.2)
+        def loss_fn(x): return Mean.apply(model(x)).square().mean()
+    """,
+    "a temperature of 0.002": """
+        def loss_fn(x):
+            z = F.normalize(model(x))
+            return (z @ z.T / 0.002).exp().mean()
+    """,
+    "a temperature of 0.002 before a softmax": """
+        def loss_fn(x): return -(model(x) / 0.002).softmax(-1)[:, 0].log().mean()
+    """,
+    "a temperature of 0.5 and a score of 1000": """
+        nn.init.constant_(model.weight, 250.0)
+        batches = [torch.ones(6, 4) for _ in range(2)]
+        def loss_fn(x): return (model(x) / 0.5).exp().mean()
+    """,
     "an outlier within the scale": """
         model = nn.Linear(4, 1)
         nn.init.constant_(model.weight, 2.0), nn.init.zeros_(model.bias)
@@ -256,6 +282,17 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "at the same line gave",
         "the factor per round is",
     ),
+    ("label smoothing on a masked class", "a row that a custom function leaves NaN"): (
+        "that was put there on purpose (a mask) reached the loss",
+    ),
+    ("a temperature of 0.002", "log of zero"): ("stay in log space with logsumexp",),
+    ("a masked matrix in a product", "label smoothing on a masked class"): ("; without those terms no entry is NaN",),
+    ("a temperature of 0.002", "a temperature of 0.5 and a score of 1000"): (
+        "the values were divided by 0.002",
+        "before that they stay within 1",
+        "a larger number than 0.002",
+    ),
+    ("a temperature of 0.002 before a softmax, two lines", "log of zero, two lines"): ("the values were divided by",),
     ("label smoothing on a masked class", "a weight of Inf that NumPy computed"): (
         "that was put there on purpose (a mask) reached the loss",
         "comes from a constant of the program; no operation made one",

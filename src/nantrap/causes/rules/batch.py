@@ -72,16 +72,19 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
             "code between the two made it"
         )
         return None
-    names = some_of([each.name for each in bad])
+    names = some_of([in_words(each.name) for each in bad])
     what = {
         "loader": "the batch is non-finite before the forward pass" + ("" if names == "batch" else f": {names}"),
         "argument": f"the model's input is non-finite before its forward pass: {names}",
-    }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
+    }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {in_words(external.name)}")
     before = " before the forward pass" if given else ""
     return Claim(
-        "measured" if given == "loader" else "hint",
+        "measured" if given == "loader" and not _may_be_left_out(case, external) else "hint",
         what,
-        tuple(f"{each.name} {describe(each.tensor)}{before}{_in(samples_of.get(each.name, ()))}" for each in bad[:4]),
+        tuple(
+            f"{in_words(each.name)} {describe(each.tensor)}{before}{_in(samples_of.get(each.name, ()))}"
+            for each in bad[:4]
+        ),
         trial=trial,
         shows=f"{without(guilty, samples)} the step is finite",
         remedies=() if trial is None else (Remedy(trial.change, trial),),
@@ -89,6 +92,17 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         if given == "loader"
         else _where_made(names, several=len(bad) > 1),
     )
+
+
+def _may_be_left_out(case: Case, external: External) -> bool:
+    """Whether only the loss reads the tensor, and was not computed again: it may leave the bad values out."""
+    from nantrap.locate import tensors_of
+    from nantrap.locate.trace.storage import share_memory
+
+    if case.failure.repeatable:
+        return False
+    calls = case.failure.root_call.chain() if case.failure.root_call is not None else []
+    return not any(share_memory(t, external.tensor) for call in calls for _, t in tensors_of((call.args, call.kwargs)))
 
 
 def _in(samples: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import EXPONENTIALS, absmax, all_finite, among_samples, limit, listed
-from nantrap.causes.rounds import growing_rounds
+from nantrap.causes.rounds import Rounds, growing_rounds
 from nantrap.thresholds import is_large
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def exploding_recurrence(case: Case) -> Claim | None:
     if case.op in EXPONENTIALS or (case.made == "nan" and not case.op.endswith(("norm", "mm"))):
         return None
     rounds = growing_rounds(case.trace, case.capture.op)
-    if rounds is None:
+    if rounds is None or _are_layers(case, rounds):
         return None
     shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
     within = case.growth < _BETWEEN_STEPS
@@ -127,6 +127,21 @@ def exploding_recurrence(case: Case) -> Claim | None:
         help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
         "rounds",
     )
+
+
+def _are_layers(case: Case, rounds: Rounds) -> bool:
+    """Whether two rounds have other weights: layers of a model beside the guarded one, called at one line."""
+    if rounds.op.module != "loss":
+        return False  # the model's own layers are known by their names
+    kept = [case.operands_of(index) for index in rounds.last]
+    leaves = [
+        [tensor for tensor, source in zip(one.inputs(), one.op.sources, strict=False) if source < 0]
+        for one in kept
+        if one is not None
+    ]
+    if len(leaves) < len(rounds.last) or not all(leaves):
+        return False
+    return any(a.shape != b.shape or not bool((a == b).all()) for a, b in zip(*leaves, strict=False))
 
 
 def _long_product(case: Case) -> Claim | None:

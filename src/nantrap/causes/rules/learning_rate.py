@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _NOISE = 1.01
 """Two losses that differ by less than one percent do not show that the lower learning rate went wrong."""
+_ROUNDING = {False: 1 + 1e-6, True: 1.01}
+"""Losses of one batch that differ by less show no direction either; in half precision by much more."""
 _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
 _FAR_LOWER = {10_000: "a ten-thousandth", 1_000_000: "a millionth", 100_000_000: "a hundred-millionth"}
 """What is tried after a hundredth: inputs that nobody scaled need such rates."""
@@ -33,11 +35,18 @@ _THROWN = 1.0
 """Weights that a few updates moved by as much as their own size were thrown away rather than trained."""
 _THROWN_AT_ONCE = 2.0
 """One update that moves the weights by this many times their own size is no step of a training."""
+_EXPLODED = 1e6
+"""A loss that grew by this factor within the recent steps was not raised by a harder batch."""
 _OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
 """Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0
 """A schedule moves a learning rate by less in one step; a restored state that does not fit moves it by more."""
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
+
+_BESIDE = (
+    "the step fails with older weights too: the batch, and what the program keeps beside the model (an average, a "
+    "target network), are not taken back with them"
+)
 
 
 @rule("lr_too_high")
@@ -70,6 +79,7 @@ def lr_too_high(case: Case) -> Claim | None:
             *_how_far(case),
             *(worse if case.lab.weights_diverged() else ()),
             *((delays,) if delays else ()),
+            *((_BESIDE,) if _fails_beside(case, trial) else ()),
         ),
         history=(f"the loss {'went' if len(losses) > 1 else 'was'} {' -> '.join(losses)} before the failure",),
         trial=trial,
@@ -83,7 +93,7 @@ def lr_too_high(case: Case) -> Claim | None:
         else "warm it up, or clip the gradients"
         if stable
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
-        contests=_throws_at_once(case, rate) and not case.failure.repeatable,
+        contests=not case.failure.repeatable and _is_likely(case, rate),
     )
 
 
@@ -133,6 +143,11 @@ def _throws_at_once(case: Case, rate: float) -> bool:
     return each >= _THROWN_AT_ONCE and rate > _USUAL_RATE and each * _USUAL_RATE / rate < _THROWN
 
 
+def _is_likely(case: Case, rate: float) -> bool:
+    """Whether single updates threw the weights away, or those that did made the loss explode from step to step."""
+    return _throws_at_once(case, rate) or (_thrown(case) and case.loss_growth >= _EXPLODED)
+
+
 def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
     """The updates moved the weights so far that only the step with those from before them is finite."""
     return Claim(
@@ -147,10 +162,14 @@ def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
 
 
 def rate_explains(case: Case) -> bool:
-    """Whether updates with a lower learning rate lead to a step that is finite, with a usual loss."""
+    """Whether updates with a lower learning rate lead to a step that is finite, with a usual loss; where nothing can
+    be tried, whether the learning rate is the likely reason."""
     if not _may_be_too_high(case):
         return False
-    trial = _slower(case, max(_last_rates(case), default=math.nan))[0]
+    rate = max(_last_rates(case), default=math.nan)
+    if not case.failure.repeatable:
+        return _is_likely(case, rate)
+    trial = _slower(case, rate)[0]
     return bool(trial.finite) and _is_stable(case, trial)
 
 
@@ -198,16 +217,29 @@ def _last_rates(case: Case) -> tuple[float, ...]:
 
 def _is_refuted(case: Case, trial: Trial, part: str) -> bool:
     """Whether a trial contradicts a learning rate that is too high; that is noted."""
-    if trial.finite is False:
+    beside = _fails_beside(case, trial)
+    if trial.finite is False and not beside:
         case.refute("lr_too_high", trial, f"{part} does not help")
         return True
     control = next((each for each in case.lab.controls if each.harness == "steps"), None)
     if control is not None and control.finite and _is_stable(case, control):
         return True  # updates with this learning rate are stable: what led here is something else
-    if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
+    older = case.lab.older_weights() if trial.finite is None and not beside else None
+    if older is not None and older.finite is False:
         case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
         return True
     return False
+
+
+def _fails_beside(case: Case, trial: Trial) -> bool:
+    """Whether the step fails with older weights too, after updates that threw the weights away: this does not refute
+    them, since what the program holds beside the model was made with those weights."""
+    if not (case.grew and _is_likely(case, max(_last_rates(case), default=math.nan))):
+        return False
+    if trial.finite is False:
+        return case.lab.stands_in
+    older = case.lab.older_weights() if trial.finite is None else None
+    return older is not None and older.finite is False
 
 
 def _what_happened(case: Case) -> str:
@@ -248,17 +280,30 @@ def _only_delays(case: Case, slower: Trial) -> str:
     if slower.loss is None or still.loss is None or not math.isfinite(still.loss):
         return ""  # nothing to compare: the update itself failed
     if slower.name.startswith(_FAR):  # updates of nearly nothing change nearly nothing: they must at least help
-        return "" if abs(slower.loss) < abs(still.loss) else _DELAYS
-    if abs(slower.loss) <= (1.0 if slower.name == _USUAL else _NOISE) * abs(still.loss):
+        return "" if _cost(case, slower.loss) < _cost(case, still.loss) else _DELAYS
+    if not _is_worse(case, slower.loss, still.loss, 1.0 if slower.name == _USUAL else _NOISE):
         return ""
     for part, words in _LOWER.items():  # on one batch: the noise of batches does not show a direction
         highest = _USUAL_RATE / part if slower.name == _USUAL else math.inf
         change = f"{words} of the learning rate" if highest == math.inf else f"a learning rate of at most {highest:g}"
         rate_of = functools.partial(_lowered, part, highest)
         lower = case.lab.rate(f"this_batch_by_{part}", f"{change} from an older state on", rate_of, this_batch=True)
-        if lower.loss is None or abs(lower.loss) < abs(still.loss):
+        if lower.loss is None or not _is_worse(case, lower.loss, still.loss, _ROUNDING[case.any_half]):
             return ""
     return _DELAYS
+
+
+def _is_worse(case: Case, loss: float, before: float, noise: float) -> bool:
+    """Whether a loss is worse than another by more than noise."""
+    return _cost(case, loss) > _cost(case, before) + (noise - 1.0) * abs(before)
+
+
+def _cost(case: Case, loss: float) -> float:
+    """How bad a loss is: what grows without end downwards (the wrong sign) is not better for being lower."""
+    applied = case.run.history.applied()
+    last = case.incident.loss
+    last = last if last is not None and math.isfinite(last) else applied[-1].loss if applied else 0.0
+    return abs(loss) if last < 0 else loss
 
 
 def _lowered(by: float, highest: float, _step: int, _group: int, rate: float) -> float:
@@ -268,7 +313,10 @@ def _lowered(by: float, highest: float, _step: int, _group: int, rate: float) ->
 def _is_stable(case: Case, trial: Trial) -> bool:
     """Whether the loss did not grow at the lower learning rate either: finite for a few steps is not yet stable."""
     first = next((abs(record.loss) for record in case.run.history.applied()), math.inf)
-    return trial.loss is not None and abs(trial.loss) <= _STABLE * first
+    if trial.loss is None or abs(trial.loss) <= _STABLE * first:
+        return trial.loss is not None
+    before = case.lab.older_weights() if trial.name != "older_weights" else None  # of this very batch
+    return before is not None and before.loss is not None and abs(trial.loss) <= _STABLE * abs(before.loss)
 
 
 @rule("resume_lr_jump")

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import SECOND_MOMENTS, all_finite, describe, listed, made_so, share, was_computed
+from nantrap.causes.facts import SECOND_MOMENTS, all_finite, describe, made_so, rows_in_words, share, was_computed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,9 @@ def _left_unwritten(case: Case) -> Claim | None:
         summary = f"the memory that {name} gave was read before all of it was written"
     else:
         summary = f"{name} leaves a part of its result unwritten"
-        facts.append(f"in that run {name} gives NaN {_rows(case.output)}{all_finite(case.inputs)}")
+        facts.append(
+            f"in that run {name} gives NaN {rows_in_words(~case.output.detach().isfinite())}{all_finite(case.inputs)}"
+        )
     return Claim(
         "measured",
         summary,
@@ -85,17 +87,6 @@ def _left_unwritten(case: Case) -> Claim | None:
         note="with zeros, what was never computed is 0",
         compares=True,
     )
-
-
-def _rows(output: Tensor) -> str:
-    """`in rows 28 to 31 of 32`, or how many values."""
-    bad = ~output.detach().isfinite()
-    if bad.dim() < 2 or not bool((bad.flatten(1).all(dim=1) == bad.flatten(1).any(dim=1)).all()):
-        return f"at {share(bad)}"
-    rows = bad.flatten(1).any(dim=1).nonzero().flatten().tolist()
-    together = rows[-1] - rows[0] + 1 == len(rows) > 2
-    shown = f"{rows[0]} to {rows[-1]}" if together else listed(rows)
-    return f"in row{'s' * (len(rows) > 1)} {shown} of {len(bad)}"
 
 
 @rule("corrupt_checkpoint")

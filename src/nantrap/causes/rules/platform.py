@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim, rule
-from nantrap.causes.facts import absmax, all_finite, limit, recomputed
+from nantrap.causes.claim import Claim, Remedy, rule
+from nantrap.causes.facts import absmax, all_finite, limit, recomputed, rows_in_words
 from nantrap.thresholds import is_large
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.causes.references import Compared
 
 
 @rule("hardware_fault")
@@ -34,13 +35,21 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
         return None
     name = case.location.op or ""
     top = limit(case.output)
+    if (wrong := case.wrong_kernel) is not None:
+        return _wrong_kernel(case, wrong)
+    if own := next((each for each in case.kernels if each.both_bad and each.name == name), None):
+        case.notes.append(
+            f"{name} is not at fault: {own.form} gives non-finite values at the same places on the same operands"
+        )
+        return None
     if not name.startswith("aten."):
         largest = max([absmax(t) for t in case.inputs], default=0.0)
         return Claim(
             "hint",
             f"the kernel {name} made non-finite values",
             (f"{name} is not an operation of PyTorch; its finite inputs reach {largest:.4g}{all_finite(case.inputs)}",),
-            help=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile",
+            help=f"compare {name} with a plain PyTorch version on these inputs; with "
+            f"@nantrap.ops.reference({name.replace('.', '::', 1)!r}) before that version nantrap does it",
         )
     if case.half or any(is_large(absmax(t)) for t in case.inputs):
         return None  # a sum or a square inside the kernel may really overflow
@@ -58,6 +67,32 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
             f"that fits into {case.dtype} (limit {top:.4g})",
         ),
         help="use another backend or an equivalent form for this operation, and report it with these inputs",
+    )
+
+
+def _wrong_kernel(case: Case, wrong: Compared) -> Claim:
+    """An operator whose plain form is finite, or gives other values, on the operands of the failed step."""
+    assert wrong.differs is not None
+    bad = wrong.differs & ~wrong.output.isfinite()
+    what = "is not finite" if bool(bad.any()) else "gives other values"
+    places = bad if bool(bad.any()) else wrong.differs
+    facts = [f"{wrong.name} {what} {rows_in_words(places, whole=False)}; {wrong.form} is finite there"]
+    if not bool(bad.any()):
+        away = float((wrong.output - wrong.plain)[wrong.differs].abs().max())
+        facts = [f"{wrong.name} differs from {wrong.form} by up to {away:.4g} {rows_in_words(places, whole=False)}"]
+    trial = case.lab.in_plain_forms()
+    finite = bool(trial.finite)
+    return Claim(
+        "tried" if finite else "hint",
+        f"{wrong.name} {what} where {wrong.form} is right"
+        if bool(bad.any())
+        else f"{wrong.name} gives other values than {wrong.form}",
+        tuple(facts),
+        trial=trial,
+        shows="with the plain form in its place the step is finite",
+        remedies=(Remedy(f"{wrong.form} instead of {wrong.name}", trial),) if finite else (),
+        help=f"correct {wrong.name} for the rows that are named; use the plain form meanwhile",
+        compares=True,
     )
 
 

@@ -46,6 +46,7 @@ def _reached_the_loss_as_it_was(case: Case) -> bool:
         and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
         and case.bad_number is None
         and _only_masks_came_in(case)
+        and _an_inf_came_in(case)
     )
 
 
@@ -129,6 +130,16 @@ def _only_masks_came_in(case: Case) -> bool:
     """Whether all bad constants of the step are masks: 0 or any number, and -Inf at some places."""
     known = [] if case.trace is None else [e for e in case.trace.externals.values() if e.kind == "constant"]
     return all(external.mask for external in known)
+
+
+def _an_inf_came_in(case: Case) -> bool:
+    """Whether an Inf was seen in the step: NaN that the program writes is no mask."""
+    from nantrap.finite import any_infinite
+
+    trace = case.trace
+    if trace is None:
+        return False
+    return any(op.inf for op in trace.ops) or any_infinite([e.tensor for e in trace.externals.values()])
 
 
 def _constant_in_loss(case: Case) -> Claim:
