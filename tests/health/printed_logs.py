@@ -364,6 +364,53 @@ def plain_print(run: Rows) -> str:
     return "".join(f"Epoch {i + 1}, Loss: {row.loss}\n" for i, row in enumerate(run))
 
 
+def axolotl(run: Rows) -> str:
+    """A bar and a printed dictionary in one line."""
+    return "".join(
+        f" {row.step // 12}%|█▏ | {row.step}/1200 [00:10<00:20,  2.1s/it]\r{{'loss': {row.loss:.4f}, 'grad_norm': {row.norm}, 'learning_rate': {row.lr}, 'memory/max_mem_active(gib)': 12.3, 'epoch': {row.epoch:.2f}}}\n"
+        for row in run
+    )
+
+
+def nanochat(run: Rows) -> str:
+    return "".join(
+        f"step {row.step:05d}/21400 ({row.step / 214:.2f}%) | loss: {row.loss:.6f} | grad norm: {row.norm:.4f} | lrm: 1.00 | dt: 480.12ms | tok/sec: 1,090,000 | mfu: 47.11 | total time: 1.10m\n"
+        for row in run
+    )
+
+
+def openrlhf(run: Rows) -> str:
+    return "".join(
+        f"Train epoch [1/1]:  {row.step // 12}%|█         | {row.step}/1200 [00:10<01:00,  1.2it/s, policy_loss={row.loss:.3g}, actor_lr={row.lr:.2e}, kl=0.01, reward={row.reward:.3f}, grad_norm={row.norm:.3f}]\n"
+        for row in run
+    )
+
+
+def olmo_core(run: Rows) -> str:
+    return "".join(
+        f"2025-03-01 10:00:00.1\tnode:0\tconsole_logger:93\tINFO\t[step={row.step}/1200,epoch=1,eta=1:02:03]\n    train/CE loss={row.loss:.4f}\n    train/PPL={np.exp(row.loss):.4f}\n    optim/total grad norm={row.norm:.4f}\n    optim/LR (group 0)={row.lr:.4g}\n    throughput/total tokens={1000 * row.step}\n"
+        for row in run
+    )
+
+
+def yolov5(run: Rows) -> str:
+    """The rows of the training stand between those of the validation, which have other columns."""
+    head = "      Epoch    GPU_mem   box_loss   obj_loss   cls_loss  Instances       Size\n"
+    return head + "".join(
+        f"     {i:2d}/{len(run) - 1}      3.67G    {row.loss:.4g}    {row.loss * 0.8:.4g}    {row.loss * 0.3:.4g}        112        640: 100%|██████████| 120/120 [00:18<00:00,  6.4it/s]\n"
+        "                 Class     Images  Instances          P          R      mAP50   mAP50-95: 100%|██████████| 4/4 [00:01<00:00]\n"
+        f"                   all        128        929      0.7{i % 10}      0.6      0.6      0.4\n"
+        for i, row in enumerate(run)
+    )
+
+
+def kohya(run: Rows) -> str:
+    return "\r".join(
+        f"steps:  {row.step / 12:3.0f}%|██▍       | {row.step}/1200 [01:02<10:00,  1.61it/s, avr_loss={row.loss:.3g}]"
+        for row in run
+    )
+
+
 TRACEBACK: Final = """Traceback (most recent call last):
   File "/home/user/train.py", line 210, in <module>
     main()
@@ -450,6 +497,12 @@ HEALTHY: Final[dict[str, tuple[str, str]]] = {
     "composer": ("out.log", composer(PLAIN)),
     "espnet": ("train.log", espnet(PLAIN)),
     "plain_print": ("out.log", plain_print(PLAIN)),
+    "axolotl": ("out.log", axolotl(PLAIN)),
+    "nanochat": ("out.log", nanochat(PLAIN)),
+    "openrlhf": ("out.log", openrlhf(GRPO)),
+    "olmo_core": ("out.log", olmo_core(PLAIN)),
+    "yolov5": ("out.log", yolov5(PLAIN)),
+    "kohya": ("out.log", kohya(PLAIN)),
     "no_spike_of_5e-9": ("out.log", torchtune(TINY)),
     "config_that_names_nan": ("out.log", "debug_nan: false\ncheck_for_nan_in_loss_and_grad: True\n" + megatron(PLAIN)),
 }  # fmt: skip
@@ -473,7 +526,13 @@ SICK: Final[dict[str, tuple[str, str, str]]] = {
     "mmengine_norm_nan": ("train.log", mmengine(from_step(PLAIN, 60, norm=nan)), "grad_norm"),
     "espnet_half_of_the_norms": ("train.log", espnet(at(PLAIN, range(0, 120, 2), norm=nan)), "grad_norm"),
     "trl_grpo_norm_nan": ("out.log", trl_grpo(from_step(GRPO, 100, norm=nan, loss=0.0)), "grad_norm"),
+    "axolotl_zero_loss": ("out.log", axolotl(from_step(PLAIN, 100, loss=0.0, norm=nan)), "grad_norm"),
+    "nanochat_norm_nan": ("out.log", nanochat(from_step(PLAIN, 90, norm=nan)), "grad_norm"),
+    "openrlhf_norm_nan": ("out.log", openrlhf(from_step(GRPO, 100, norm=nan)), "grad_norm"),
+    "olmo_core_norm_nan": ("out.log", olmo_core(from_step(PLAIN, 90, norm=nan)), "grad_norm"),
     # the loss
+    "yolov5_dead": ("out.log", yolov5(DEAD), "loss_finite"),
+    "kohya_dead": ("out.log", kohya(DEAD), "loss_finite"),
     "transformers_dead": ("train.log", transformers(DEAD), "loss_finite"),
     "megatron_loss_not_printed": ("out.log", megatron_without_bad_losses(from_step(PLAIN, 80, loss=nan)), "loss_finite"),
     "nemo_bar_dead": ("nemo.log", nemo_bar(DEAD), "loss_finite"),

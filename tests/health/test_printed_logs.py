@@ -8,6 +8,9 @@ import pytest
 
 from health.printed_logs import DOUBTFUL, HEALTHY, SICK
 from nantrap import health, record
+from nantrap.report.live import view_of
+from nantrap.report.serving.foreign import ForeignLog
+from nantrap.report.view_run import view_run
 
 
 def judged(folder: Path, name: str, text: str) -> health.HealthVerdict:
@@ -84,3 +87,14 @@ def test_a_preference_loss_is_judged(tmp_path: Path) -> None:
     """DPO has rewards too, and its loss should fall."""
     (found,) = (found for found in judged(tmp_path, *HEALTHY["trl_dpo"]).findings if found.check == "loss_falls")
     assert found.summary.startswith("the loss falls from 0.7")
+
+
+@pytest.mark.parametrize("name", [*HEALTHY, *DOUBTFUL, *SICK])
+def test_every_reader_gives_the_same_verdict(tmp_path: Path, name: str) -> None:
+    """`check`, the report, the served page and `watch` say the same word of one log."""
+    file, text, *_ = {**HEALTHY, **DOUBTFUL, **SICK}[name]
+    word = judged(tmp_path, file, text).word
+    run = record.open_run(tmp_path / file)
+    assert view_run(run).verdict.word == word
+    assert ForeignLog(tmp_path / file).verdict()[0] == word
+    assert f"check: {word}" in view_of(run, now=run.modified, verdict=health.judge(run)).facts

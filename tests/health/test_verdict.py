@@ -170,6 +170,20 @@ def test_skips_of_a_guarded_run(tmp_path: Path) -> None:
     assert stuck.word == "sick"
 
 
+def test_a_log_of_another_program_may_say_what_was_applied(tmp_path: Path) -> None:
+    def verdict_of(name: str, values: list[object]) -> health.HealthVerdict:
+        rows = [{"step": step, "loss": 2.0 - step / 100, "applied": value} for step, value in enumerate(values)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plan = parse_expectations({"stages": [{"name": "all", "steps": "0-99", "applied": 0.9}]})
+        return health.judge(record.open_run(tmp_path / name), expect=plan)
+
+    some = verdict_of("some.jsonl", [step % 5 != 0 for step in range(100)])
+    assert finding(some, "applied").summary == "80 of 100 (80%) steps applied"
+    assert [stage.outcome for stage in some.stages] == ["fail"]
+    counted = verdict_of("counted.jsonl", list(range(100)))  # a number of steps is no answer
+    assert not any(each.check == "applied" for each in counted.findings)
+
+
 def test_only_the_last_start_of_a_run_counts(tmp_path: Path) -> None:
     journal(tmp_path, skipped=set(range(100, 200)))
     run = journal(tmp_path, skipped=set())

@@ -232,7 +232,7 @@ def test_run_json_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     document = json.loads(text)
     assert set(document) == {
         "schema", "started", "arguments", "python", "nantrap", "torch", "pid", "model", "parameters", "optimizer",
-        "precision", "devices", "world_size", "max_grad_norm", "loss_scaler", "policy",
+        "precision", "devices", "world_size", "max_grad_norm", "loss_scaler", "policy", "read",
     }  # fmt: skip
     assert (document["model"], document["optimizer"], document["parameters"]) == ("Model", "SGD", 9)
 

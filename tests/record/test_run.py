@@ -280,6 +280,8 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert len(open_run(tmp_path / "other.log").main) == 0  # a log that is about to begin
     with pytest.raises(UsageError, match=r"several logs in this folder: other.log, weights.log; give one of them"):
         open_run(tmp_path)
+    (tmp_path / "steps.jsonl").write_text('{"step": 0, "loss": 1.0, "applied": true}\n')
+    assert open_run(tmp_path).path == tmp_path / "steps.jsonl"  # the logs for people lie beside it
     (tmp_path / "config.json").write_text('{\n"a": 1}')
     with pytest.raises(FormatError, match="no log in this JSON file"):
         open_run(tmp_path / "config.json")
@@ -329,3 +331,10 @@ def test_very_many_names_are_counted_and_not_read(tmp_path: Path) -> None:
     assert run.names_not_read >= 36_000
     assert len(run.main["loss"]) == 2000
     assert len(run.main.names) <= 2010
+
+
+def test_a_line_that_is_too_long_for_a_log_is_not_read(tmp_path: Path) -> None:
+    """Its names alone would take half a gigabyte: one line of JSON with a million of them."""
+    (tmp_path / "keys.jsonl").write_text("{" + ",".join(f'"k{n}": {n}' for n in range(1_100_000)) + "}\n")
+    with pytest.raises(FormatError, match="a line of more than 16 MB; this is not a log of lines"):
+        open_run(tmp_path / "keys.jsonl")

@@ -61,6 +61,18 @@ def test_a_value_of_no_known_form_is_left_out(given: list[str]) -> None:
     assert redacted(redacted(given)) == redacted(given)
 
 
+@pytest.mark.parametrize("secret", ["hunter2", "correcthorse", "48392017"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["/password:{}"], ["--phrase", "~{}"], ["https://api.telegram.org/bot1:{}/send"], ["--otp", "{}"], ["--mfa={}"],
+        ["--password", "-{}"], ["--license", "{}"], ["redis://h/a:{}"], ["-D", "db.password={}"],
+    ],
+)  # fmt: skip
+def test_a_secret_that_looks_like_a_word_or_a_number_is_left_out(given: list[str], secret: str) -> None:
+    assert secret not in " ".join(redacted([part.format(secret) for part in given]))
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -110,8 +110,8 @@ def test_sarif(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_goes_next_to_what_it_reports_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"report on exp1: {run}/report.html\n"
+    assert captured.err == ""
+    assert captured.out == f"report on exp1: {run}/report.html\n"
     assert main(["report", str(run)]) == 0, "a page of our own is replaced"
     assert main(["report", str(run / "incidents" / "000007-r0")]) == 0
     assert (run / "incidents" / "000007-r0" / "report.html").read_text().startswith("<!doctype html>")
@@ -125,6 +125,7 @@ def test_nothing_else_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.C
     assert target.read_text() == "mine"
     assert main(["report", str(run), "-o", str(target), "--force"]) == 0
     assert target.read_text().startswith("# exp1: "), "the ending of the name chooses the format"
+    capsys.readouterr()
     assert main(["report", str(run), "-o", "-", "--format", "html"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
 

@@ -55,7 +55,9 @@ def test_sparklines() -> None:
 def test_a_view(folder: Path) -> None:
     run = record.open_run(folder)
     view = view_of(run, now=run.modified + 5, verdict=health.judge(run))
-    assert view.headline == "running · step 39 of 100 (40.0%) · 10 steps/s · 6.0 s left · written 5.0 s ago"
+    assert (
+        view.headline == "running · step 39 of 100 (40.0%) · 10 steps/s · 6.0 s left · written 5.0 s ago · check: sick"
+    )
     assert [value.name for value in view.values] == ["loss", "lr", "grad_norm", "block.alpha"]
     assert view.values[3].alarm == "above 0.1"
     assert view.values[0].course.endswith(", 1 ×"), "of 40 losses one is not finite, too few for a sign in the curve"
@@ -146,7 +148,7 @@ def test_a_growing_log_of_others_on_80_columns(tmp_path: Path) -> None:
             await pilot.pause()
             head = str(app.query_one("#head", Static).render()).splitlines()
             assert head[0] == "● train.log  running · step 382 of 1,000 (38.2%) · epoch 4 of 10"
-            assert re.fullmatch(r"written [\d.]+ s ago", head[1])
+            assert re.fullmatch(r"written [\d.]+ s ago · check: \w+", head[1])
             assert "1.62 … 2, 1 ×" in str(app.query_one("#rows", Static).render())
             assert "line about NaN or an error, 1 of 1\n" in str(app.query_one("#text", Static).render())
 

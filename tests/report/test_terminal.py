@@ -120,18 +120,18 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
            |
         41 |     weights = scores.softmax(dim=-1)
            |               ^^^^^^^^^^^^^^^^^^^^^^ 28 of 1,568 values are NaN
-           = where:  step 1,204, rank 0, forward, blocks.3.attn.softmax, aten._softmax, float16
-           = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
+        help: give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask): verified, the step is finite with it (trial 4)
+              -    weights = scores.softmax(dim=-1)
+              +    weights = nantrap.ops.masked_softmax(scores, mask)
            = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
            = proof:  with a masked softmax the step is finite (trial 4)
+           = where:  step 1,204, rank 0, forward, blocks.3.attn.softmax, aten._softmax, float16
+           = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
            = risk:   medium: without a fix it can come back in any later step
            = sample: 2
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9; all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
            = did:    step skipped, everything as before
-        help: give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask): verified, the step is finite with it (trial 4)
-              -    weights = scores.softmax(dim=-1)
-              +    weights = nantrap.ops.masked_softmax(scores, mask)
         more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
         """  # noqa: E501
     )
@@ -145,12 +145,12 @@ def test_a_guess_is_called_a_guess() -> None:
     assert render_incident(GUESS) == text(
         """
         error[NT502]: the gradients exploded in head while the loss stayed bounded (a guess: not proven)
+        help: clip the gradients (max_grad_norm=1.0)
+           = hint:  the gradient norm went 1 -> 1e+04 -> nan
            = where: step 17, rank 3, backward, head, aten.mm, AddmmBackward0
            = found: gradient head.weight: of 4 values 1 NaN, 2 +Inf
-           = hint:  the gradient norm went 1 -> 1e+04 -> nan
            = did:   run stopped
            = note:  the replay differs: the loss was 2.5 and is 2.25 in the replay
-        help: clip the gradients (max_grad_norm=1.0)
         also possible: NT501 lr_too_high, NT101 bad_input_data
         more: nantrap explain NT502
         """
@@ -388,22 +388,22 @@ def test_80_columns() -> None:
            |
         41 |     weights = scores.softmax(dim=-1)
            |               ^^^^^^^^^^^^^^^^^^^^^^ 28 of 1,568 values are NaN
+        help: give the row one valid key, or use
+              nantrap.ops.masked_softmax(scores, mask): verified, the step is finite
+              with it (trial 4)
+              -    weights = scores.softmax(dim=-1)
+              +    weights = nantrap.ops.masked_softmax(scores, mask)
+           = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
+           = proof:  with a masked softmax the step is finite (trial 4)
            = where:  step 1,204, rank 0, forward, blocks.3.attn.softmax,
                      aten._softmax, float16
            = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
-           = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
-           = proof:  with a masked softmax the step is finite (trial 4)
            = risk:   medium: without a fix it can come back in any later step
            = sample: 2
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9;
                      all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
            = did:    step skipped, everything as before
-        help: give the row one valid key, or use
-              nantrap.ops.masked_softmax(scores, mask): verified, the step is finite
-              with it (trial 4)
-              -    weights = scores.softmax(dim=-1)
-              +    weights = nantrap.ops.masked_softmax(scores, mask)
         more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
         """
     )

@@ -21,7 +21,7 @@ from nantrap.health.words import number, share
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted
 from nantrap.problems import Severity
-from nantrap.record import Column, cause_lines
+from nantrap.record import Column, StepTally, apart_lines, cause_lines
 from nantrap.record.columns import Floats
 from nantrap.record.series import losses_of, normal_form
 from nantrap.record.tally import OUTSIDE_STEPS
@@ -196,7 +196,7 @@ def loss_spikes(window: LogWindow) -> Iterator[HealthFinding]:
 
 def applied_steps(window: LogWindow) -> Iterator[HealthFinding]:
     """How many steps moved the weights?"""
-    if window.run.kind != "nantrap" or not window.rows.any():
+    if not (window.run.kind == "nantrap" or window.series.says_applied) or not window.rows.any():
         return
     tally = window.tally()
     applied = window.series.applied[window.rows]
@@ -242,6 +242,7 @@ def incidents(window: LogWindow) -> Iterator[HealthFinding]:
         interrupted = error == "KeyboardInterrupt"
         words = "the run was interrupted (KeyboardInterrupt)" if interrupted else f"the run was ended by {error}"
         yield HealthFinding("ended", "warning" if interrupted else "error", words, data={"error": error})
+    yield from incidents_apart(tally)
     if not tally.incidents:
         if unfinished is None:
             yield HealthFinding("incidents", "ok", "no incident", data=evidence)
@@ -253,6 +254,13 @@ def incidents(window: LogWindow) -> Iterator[HealthFinding]:
         "incidents", "warning", f"{counted(tally.incidents, 'incident')}: {parts}", data=evidence,
         fix=f"nantrap explain {slug}" if slug in BY_SLUG else "",
     )  # fmt: skip
+
+
+def incidents_apart(tally: StepTally) -> Iterator[HealthFinding]:
+    """Incidents that belong to no step: of evaluations, and of models that no optimizer trains."""
+    data = {"evaluations": dict(tally.evaluations), "inferences": dict(tally.inferences)}
+    for words in apart_lines(tally):
+        yield HealthFinding("incidents_apart", "warning", words, data=data)
 
 
 def _unfinished_diagnosis(window: LogWindow) -> int | None:
@@ -422,11 +430,11 @@ def limits_of(
         "last": float(column.value[-1]),
     }
     if not len(outside):
-        extreme = column.value.max() if high is not None else column.value.min()
-        words = (
-            f"{column.name} stays {wanted} ({'highest' if high is not None else 'lowest'}: {number(float(extreme))})"
-        )
-        yield HealthFinding(check, "ok", words, data=evidence)
+        lowest, highest = number(float(column.value.min())), number(float(column.value.max()))
+        reached = f"lowest: {lowest}" if high is None else f"highest: {highest}"
+        if high is not None and low is not None:
+            reached = f"from {lowest} to {highest}"
+        yield HealthFinding(check, "ok", f"{column.name} stays {wanted} ({reached})", data=evidence)
         return
     first = int(outside[0])
     words = f"{column.name} is {number(column.value[first])} at step {column.step[first]:,}, expected {wanted}"

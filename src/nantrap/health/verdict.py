@@ -8,12 +8,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from nantrap.health.checks import CHECKS
+from nantrap.health.checks import CHECKS, incidents_apart
 from nantrap.health.expectations import Expectations
 from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
 from nantrap.health.planned import StageVerdict, compare, judge_stage
 from nantrap.health.window import whole
 from nantrap.health.words import duration
+from nantrap.incident.wording import counted
 from nantrap.problems import worst
 from nantrap.record import Run
 
@@ -71,6 +72,16 @@ class HealthVerdict:
         }  # fmt: skip
 
 
+def _of_optimizer(other: Run) -> HealthFinding:
+    """The verdict on the journal of another optimizer, as one finding of the run."""
+    found = [each for each in judge(other).findings if each.severity != "unjudged"]
+    severity, tally = worst(found), other.tally()
+    said = [each.message for each in found if each.severity == severity != "ok" and each.code != "applied"]
+    words = [f"{tally.applied:,} of {counted(tally.attempted, 'step')} applied", *said]
+    data = {"steps": tally.attempted, "applied": tally.applied, "incidents": tally.incidents}
+    return HealthFinding(other.name, severity, "; ".join(words), data=data)
+
+
 def judge(
     run: Run, *, expect: Expectations | None = None, stalled_after: float | None = None, now: float | None = None
 ) -> HealthVerdict:
@@ -90,11 +101,11 @@ def judge(
     error = "" if run.end is None else str(run.end.fields.get("error", ""))
     state = f"ended by {error}" if error else "finished" if finished else f"last written {duration(age)} ago"
     if not steps:
-        return HealthVerdict(
-            str(run.path), run.kind, 0, -1, "no steps", (HealthFinding("steps", "unjudged", "no step in the log yet"),)
-        )
+        none = HealthFinding("steps", "unjudged", "no step in the log yet")
+        return HealthVerdict(str(run.path), run.kind, 0, -1, "no steps", (none, *incidents_apart(run.tally())))
     with np.errstate(all="ignore"):  # huge values overflow in sums and differences; the checks treat what comes out
         findings = [finding for check in CHECKS for finding in check(window)]
+    findings += [_of_optimizer(other) for other in run.others]
     if run.names_not_read:
         text = f"{run.names_not_read:,} names of values were not read: of so many different names, 4,000 are"
         findings.append(HealthFinding("names", "error", text, data={"not_read": run.names_not_read}))

@@ -23,7 +23,7 @@ def _words(text: str) -> frozenset[str]:
 _SECRET_WORDS = frozenset((
     "password", "passwd", "passphrase", "passcode", "pass", "pwd", "pw", "pin", "secret", "secrets", "token", "apikey",
     "credential", "credentials", "cred", "creds", "auth", "authorization", "bearer", "cookie", "key", "dsn", "webhook",
-    "signature", "sig", "login", "user", "username", "email",
+    "signature", "sig", "login", "user", "username", "email", "otp", "totp", "mfa", "license", "licence",
 ))  # fmt: skip
 _NUMBERS_PASS = frozenset(("key", "token", "user", "sig", "signature", "auth"))
 """Words that also name counts and places: `--key 5` is no secret, `--pin 1234` is one."""
@@ -45,7 +45,7 @@ _WORD = re.compile(
 _PATH_WORDS = _words("""
     dir folder path file out output data dataset model config checkpoint ckpt log logs logdir run runs root cache
 """)
-_ROOTED = re.compile(r"[A-Za-z]:[\\/]|\.{0,2}/|~/?|\.{1,2}$")
+_ROOTED = re.compile(r"[A-Za-z]:[\\/]|\.{0,2}/|~(?:/|$)|\.{1,2}$")
 _ENDING = re.compile(
     r"\.(py|sh|ya?ml|json[lc]?|toml|ini|cfg|csv|tsv|txt|log|md|pth?|ckpt|bin|safetensors|npz?|h5|hdf5|parquet|arrow|"
     r"pkl|pickle|tar|gz|zst|zip|png|jpe?g|wav|mp[34]|model|gguf|onnx|db|sqlite|out|err|pid|sock)$"
@@ -110,7 +110,7 @@ def redacted(arguments: Sequence[str]) -> list[str]:
     before = ""
     for argument in arguments:
         name, separator, value = argument.partition("=")
-        if before and not argument.startswith("-"):
+        if before and (not argument.startswith("-") or _NUMBER.fullmatch(argument)):
             shown.append(_value(argument, before))
         elif separator and _NAME.fullmatch(name) and _is_option(name):
             shown.append(f"{name}={_value(value, name)}")
@@ -210,7 +210,9 @@ def _is_known(text: str) -> bool:
 
 def _is_path(text: str, *, is_expected: bool) -> bool:
     """Whether it is a path, by how it begins or ends or because it is there, and no part of it looks like a token."""
-    if len(text) > 400 or any(mark in text for mark in "\n\r\0'\"`$;|&<>?=@ ") or _TOKENS.search(text):
+    if len(text) > 400 or any(mark in text for mark in "\n\r\0'\"`$;|&<>?=@ ") or ":" in text[2:]:
+        return False
+    if _TOKENS.search(text):
         return False
     if os.path.exists(text):
         return True
@@ -225,7 +227,7 @@ def _address(scheme: str, host: str, path: str, rest: str) -> str:
     credentials, sign, machine = host.rpartition("@")
     plain = all(_WORD.fullmatch(part) for part in _parts(machine)) and not _TOKENS.search(machine)
     shown = f"{scheme}://{f'{REDACTED}@' if sign and credentials else ''}{machine if plain else REDACTED}"
-    if path and not all(_WORD.fullmatch(part) for part in _parts(path)):
+    if path and (set(":@") & set(path) or not all(_WORD.fullmatch(part) for part in _parts(path))):
         return f"{shown}/{REDACTED}"
     hooks = any(part.lower() in ("services", "webhook", "webhooks", "hooks") for part in _parts(path))
     shown += f"/{REDACTED}" if hooks else path

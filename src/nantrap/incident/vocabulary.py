@@ -31,9 +31,13 @@ from nantrap.incident.redaction import without_secrets
 Phase = Literal["data", "state", "forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "state", "forward", "backward", "optimizer")
 
+During = Literal["training", "evaluation", "inference"]
+"""What a bad value was a part of: a training step; a call without gradients of a model that an optimizer trains; or a
+call of a model that none trains."""
+
 FindingKind = Literal[
     "batch", "parameter", "buffer", "optimizer_state", "ema",
-    "loss", "term", "activation", "gradient", "grad_norm", "spike", "watch",
+    "loss", "term", "activation", "gradient", "grad_norm", "spike", "watch", "output",
 ]  # fmt: skip
 
 
@@ -205,7 +209,8 @@ class Alternative:
 class Fix:
     """What to do. `verified` only when trial number `trial` made the step finite with exactly this change.
 
-    `others` are the alternatives to `text`, each with its own trial or none; `note` is a remark that is no advice.
+    `others` are the alternatives to `text`, each with its own trial or none; `note` is a remark that is no advice. `of`
+    says what was run again in the trials.
     """
 
     text: str
@@ -215,6 +220,7 @@ class Fix:
     trial: int | None = None
     others: tuple[Alternative, ...] = ()
     note: str = ""
+    of: Literal["step", "call", "statement"] = "step"
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 
     @property
@@ -229,7 +235,7 @@ class Fix:
         every = (Alternative(self.text, self.verified, self.trial), *self.others)
         held = [one for one in every if one.verified and one.trial is not None]
         failed = [f"{one.text} (trial {one.trial})" for one in every if not one.verified and one.trial is not None]
-        said = [f"{one.text}: verified, the step is finite with it (trial {one.trial})" for one in held]
+        said = [f"{one.text}: verified, the {self.of} is finite with it (trial {one.trial})" for one in held]
         open_ = ", or ".join(one.text for one in every if one.trial is None)
         said += [f"not tried: {open_}" if held else open_] if open_ else []
         said += [f"not enough: {', '.join(failed)}"] if failed else []
@@ -313,6 +319,12 @@ class Incident:
     where the training loop gives them (`Guard.set_position`). `inputs` are the tensors of the batch (or, where only
     those are seen, of the model's call) with their statistics, good and bad.
 
+    `provenance` says how a value that was bad before the step came into it: the variables of the program that are bad,
+    the earliest first, each with the statement that assigned it.
+
+    `during` says whether it is a step at all: an incident of an evaluation or an inference belongs to none. `step` is
+    then the number of steps made so far, and `batch` that of the evaluation's data loader.
+
     `frames` lead to the origin and end with it; `path` are the operations from there on that carried the non-finite
     values to the loss or, in the backward pass, to the gradients. `controls` are the unchanged re-runs that `trials`
     rest on.
@@ -354,6 +366,8 @@ class Incident:
     restored: bool | None = None
     restored_step: int | None = None
     notes: tuple[str, ...] = ()
+    during: During = "training"
+    provenance: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from nantrap.record.run import IncidentFolder, JournalMark, Run, open_run, steps
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, envelope
 from nantrap.record.series import ACTIONS, NotedStep, RunSegment, Series, is_evaluation
-from nantrap.record.tally import StepTally, cause_lines, tally_of
+from nantrap.record.tally import StepTally, apart_lines, cause_lines, tally_of
 from nantrap.record.textlog import LogNote
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Series",
     "StepRecord",
     "StepTally",
+    "apart_lines",
     "cause_lines",
     "envelope",
     "is_evaluation",

@@ -47,7 +47,8 @@ class Material:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values())
+        # a sparse tensor does not tell its size: that of the dense one, and no bundle can hold either
+        return sum(each.numel() * each.element_size() for group in self.tensors.values() for each in group.values())
 
 
 @dataclass(frozen=True, slots=True)

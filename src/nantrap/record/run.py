@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,11 +37,20 @@ _MOST_MARKS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class IncidentFolder:
-    """The folder of an incident. `incident` is `None` where its file cannot be read, and `error` says why."""
+    """The folder of an incident. `incident` is `None` where its file cannot be read, and `error` says why.
+
+    `part` is the folder of the optimizer whose incident it is, for those of the second optimizer on.
+    """
 
     path: Path
     incident: Incident | None
     error: str = ""
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name within the run: `000012-r0`, or `optimizer-2/incidents/000012-r0`."""
+        return f"{self.part}/incidents/{self.path.name}" if self.part else self.path.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class Run:
         self._streams = dict(streams)
         self._info: tuple[int, Mapping[str, Any]] = (-1, MappingProxyType({}))
         self._incidents: dict[Path, IncidentFolder] = {}
+        self._others: dict[Path, Run] = {}
         self.refresh()
 
     def __repr__(self) -> str:
@@ -170,6 +180,11 @@ class Run:
         return self._streams[self.ranks[0]].series
 
     @property
+    def others(self) -> tuple[Run, ...]:
+        """The journals of the script's other optimizers: `optimizer-2` and so on, in the folder of the run."""
+        return tuple(run for _, run in sorted(self._others.items(), key=lambda item: _number_of(item[0])))
+
+    @property
     def info(self) -> Mapping[str, Any]:
         """`run.json`; empty for a foreign log."""
         return self._info[1]
@@ -184,12 +199,14 @@ class Run:
 
     @property
     def incidents(self) -> tuple[IncidentFolder, ...]:
-        """The incident folders of the run, in the order of their steps."""
+        """The incident folders of the run, of all optimizers, in the order of their steps."""
 
         def place(folder: IncidentFolder) -> tuple[int, str]:
-            return (-1 if folder.incident is None else folder.incident.step), folder.path.name
+            return (-1 if folder.incident is None else folder.incident.step), folder.name
 
-        return tuple(sorted(self._incidents.values(), key=place))
+        found = [*self._incidents.values()]
+        found += [replace(folder, part=other.name) for other in self.others for folder in other.incidents]
+        return tuple(sorted(found, key=place))
 
     @property
     def marks(self) -> tuple[JournalMark, ...]:
@@ -197,11 +214,17 @@ class Run:
         return tuple(self._streams[self.ranks[0]].marks)
 
     def tally(self, rank: int | None = None) -> StepTally:
-        """How many steps a rank (the lowest) made and what became of them, without what a later start did again."""
+        """How many steps a rank made and what became of them, without what a later start did again.
+
+        Without a rank: those of the lowest one, with all of its optimizers.
+        """
         stream = self._streams[self.ranks[0] if rank is None else rank]
         step = stream.series.step
         last = (mark.fields for mark in stream.marks if not (step[mark.row :] < mark.step).any())
-        return tally_of(stream.series, last, rows=stream.series.current)
+        found = tally_of(stream.series, last, rows=stream.series.current)
+        for other in self.others if rank is None else ():
+            found.add(other.tally())
+        return found
 
     @property
     def notes(self) -> tuple[LogNote, ...]:
@@ -216,7 +239,8 @@ class Run:
     @property
     def modified(self) -> float:
         """When a file of the run was last written, in seconds since the epoch."""
-        return max(stream.source.modified for stream in self._streams.values())
+        own = [stream.source.modified for stream in self._streams.values()]
+        return max(own + [other.modified for other in self.others])
 
     @property
     def total_steps(self) -> int | None:
@@ -287,6 +311,12 @@ class Run:
         for path in sorted(here - self._incidents.keys()):
             self._incidents[path] = _read_incident(path)
             changed = True
+        for other in self.others:
+            changed = other.refresh() or changed
+        for path in self.path.glob("optimizer-*"):
+            if path not in self._others and _number_of(path) and (streams := _streams_of(path, self._wanted)):
+                self._others[path] = Run(path, "nantrap", streams, self._wanted)
+                changed = True
         for rank, path in _journals(self.path).items():  # a rank that came late
             if rank not in self._streams:
                 self._streams[rank] = _Stream(JsonLines(path, wanted=self._wanted), rank, self._wanted, own=True)
@@ -321,11 +351,8 @@ def open_run(
     """
     place = Path(path)
     wanted = None if columns is None else _only(columns)
-    journals = _journals(place)
-    kind, streams = "nantrap", {}
-    for rank, file in journals.items():
-        streams[rank] = _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True)
-    if not journals:
+    kind, streams = "nantrap", _streams_of(place, wanted)
+    if not streams:
         place = find_log(place)
         kind, source = source_of(place)
         streams[0] = _Stream(source, 0, wanted)
@@ -342,6 +369,19 @@ def steps_of(lines: bytes) -> tuple[Series, list[JournalMark]]:
     stream = _Stream(source, 0, None, own=True)
     stream.take(source.decode(lines))
     return stream.series, stream.marks
+
+
+def _streams_of(path: Path, wanted: Callable[[str], bool] | None) -> dict[int, _Stream]:
+    """The journals of a folder by rank; none if it is no run of nantrap."""
+    return {
+        rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True) for rank, file in _journals(path).items()
+    }
+
+
+def _number_of(part: Path) -> int:
+    """The number of the optimizer whose folder it is; 0 for another folder."""
+    number = part.name.removeprefix("optimizer-")
+    return int(number) if number.isdigit() else 0
 
 
 def _journals(path: Path) -> dict[int, Path]:

@@ -179,7 +179,7 @@ class Series:
 
     @property
     def action(self) -> NDArray[np.uint8]:
-        """What was done at each row, as an index into `ACTIONS`. A log without actions applied every step."""
+        """What was done at each row, as an index into `ACTIONS`. A log that does not say it applied every step."""
         rows = len(self)
         if self._actions[0] == rows:
             return self._actions[1]
@@ -189,9 +189,18 @@ class Series:
             other = ACTIONS.index("other")
             meaning = [ACTIONS.index(name) if name in ACTIONS else other for name in labels.names]
             action[labels.row] = np.array(meaning, dtype=np.uint8)[labels.code]
+        elif self.says_applied:
+            own = self["applied"]
+            action[own.row[own.value == 0]] = ACTIONS.index("skip")
         action.flags.writeable = False
         self._actions = (rows, action)
         return action
+
+    @property
+    def says_applied(self) -> bool:
+        """Whether a log that nantrap did not write says of its steps whether they were applied."""
+        own = self.get("applied")
+        return own is not None and bool(((own.value == 0) | (own.value == 1)).all())
 
     @property
     def applied(self) -> Bools:

@@ -20,7 +20,7 @@ from nantrap.record.template import Template, template_of
 from nantrap.record.textlog import LogNote, TextLog
 
 _CHUNK = 1 << 20  # columns of it fit into the cache of a core
-_LONGEST_LINE = 64 << 20
+_LONGEST_LINE = 16 << 20
 _SETTLED_SECONDS = 5.0
 
 
@@ -380,8 +380,9 @@ def find_log(path: Path) -> Path:
         return max(checkpoints, key=lambda p: int(p.parent.name[11:]))
     below = sorted({file.parent for file in path.glob("**/*tfevents*")} | set(path.glob("**/metrics.csv")))
     found = [file for pattern in _PATTERNS for file in sorted(path.glob(pattern))] or below
-    if len(found) == 1:
-        return found[0]
+    lines = [file for file in found if file.suffix in (".jsonl", ".ndjson")]
+    if len(found) == 1 or len(lines) == 1:  # a log for people may lie beside one for programs
+        return (lines or found)[0]
     if not found:
         raise UsageError(
             f"{path}: no run and no log in this folder (looked for journal-r0.jsonl, TensorBoard event files, "

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nantrap.incident.wording import counted
 from nantrap.record.columns import Labels
 from nantrap.record.series import ACTIONS, Series
 
@@ -45,6 +46,8 @@ class StepTally:
         incidents: how many there were; one step can have several.
         causes: how often each cause was named first.
         guesses: how often each of these was not proven.
+        evaluations: incidents of evaluations, which belong to no step, by cause.
+        inferences: the same of models that no optimizer trains.
     """
 
     attempted: int = 0
@@ -57,6 +60,8 @@ class StepTally:
     incidents: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     guesses: Counter[str] = field(default_factory=Counter)
+    evaluations: Counter[str] = field(default_factory=Counter)
+    inferences: Counter[str] = field(default_factory=Counter)
 
     @property
     def skipped(self) -> int:
@@ -64,9 +69,17 @@ class StepTally:
         return self.attempted - self.applied - self.scaler_probes
 
     def note(self, short: Mapping[str, Any]) -> None:
-        """Count an incident as the journal has it: `cause`, and `guess` if the cause is not proven."""
-        self.incidents += 1
+        """Count an incident as the journal has it: `cause`, and `guess` if the cause is not proven.
+
+        One of an evaluation or an inference is counted apart, by its cause.
+        """
         cause = str(short.get("cause") or NO_CAUSE)
+        during = short.get("during")
+        if during is not None:
+            apart = self.evaluations if during == "evaluation" else self.inferences
+            apart[f"{cause} (a guess)" if short.get("guess") else cause] += int(short.get("times") or 1)
+            return
+        self.incidents += 1
         if cause == NO_CAUSE and short.get("same_as") is not None:
             cause = after_step(int(short["same_as"]))
         self.causes[cause] += 1
@@ -77,16 +90,39 @@ class StepTally:
         """Add the numbers of another tally, such as that of another optimizer or of a later part of the journal."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.causes.update(other.causes)
-        self.guesses.update(other.guesses)
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
 
 
-_NUMBERS = tuple(name for name in StepTally.__slots__ if name not in ("causes", "guesses"))
+_COUNTERS = ("causes", "guesses", "evaluations", "inferences")
+_NUMBERS = tuple(name for name in StepTally.__slots__ if name not in _COUNTERS)
 
 
 def after_step(step: int) -> str:
     """What stands in the place of a cause if an incident follows from that of an earlier step."""
     return f"after step {step:,}"
+
+
+class CountsApart(Protocol):
+    """Whatever counts the incidents that belong to no step, by cause."""
+
+    @property
+    def evaluations(self) -> Mapping[str, int]:
+        """Those of evaluations."""
+
+    @property
+    def inferences(self) -> Mapping[str, int]:
+        """Those of models that no optimizer trains."""
+
+
+def apart_lines(counts: CountsApart) -> list[str]:
+    """The incidents that belong to no step: `3 incidents in evaluations: 3 × log_of_zero`."""
+    found = []
+    for causes, where in ((counts.evaluations, "evaluations"), (counts.inferences, "inference")):
+        if causes:
+            number = sum(causes.values())
+            found.append(f"{counted(number, 'incident')} in {where}: {', '.join(cause_lines(causes, {}))}")
+    return found
 
 
 def cause_lines(causes: Mapping[str, int], guesses: Mapping[str, int]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
-from nantrap.incident.wording import place_text, some_of, visible, visible_lines
+from nantrap.incident.wording import counted, place_text, some_of, visible, visible_lines
 from nantrap.report.numbers import shape, value
 from nantrap.thresholds import MOST_GRADIENTS
 
@@ -32,6 +32,8 @@ _INPUTS = 6
 
 def done_text(incident: Incident) -> str:
     """What was done; "everything as before" is said only where it was checked."""
+    if incident.during != "training":
+        return "nothing: the run goes on with this value"
     words = DONE[incident.action.value]
     if incident.action is Action.ROLLBACK and incident.restored_step is not None:
         return f"rolled back to the state of step {incident.restored_step:,}"
@@ -104,11 +106,13 @@ def diagnostic(incident: Incident) -> Diagnostic:
     """The words for an incident. Observed facts and inferred causes are kept apart."""
     cause = incident.causes[0] if incident.causes else None
     code = cause.code if cause else "NT000"
-    notes = [DiagnosticNote("where", _where(incident)), *_found(incident)]
+    notes = []
     if cause is not None:
         notes += [DiagnosticNote("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
-        if cause.risk in RISKS and cause.slug != "unknown":
-            notes.append(DiagnosticNote("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
+    notes += [DiagnosticNote("where", _where(incident)), *_found(incident)]
+    if cause is not None and cause.risk in RISKS and cause.slug != "unknown" and incident.during == "training":
+        notes.append(DiagnosticNote("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
+    notes += [DiagnosticNote("from", visible(text)) for text in incident.provenance]
     if incident.samples:
         notes.append(DiagnosticNote("sample", samples_text(incident)))
     if incident.inputs:
@@ -142,7 +146,8 @@ def headline(incident: Incident) -> str:
 
 def one_line(incident: Incident, reason: str = "") -> str:
     """`step 1,204 skipped: forward: [NT203] softmax over ... in blocks.3.attn; lr 0.0001; 1 of 5 in a row`."""
-    parts = [f"step {incident.step:,} {VERBS[incident.action.value]}: {what(incident)}"]
+    done = "" if incident.during != "training" else f" {VERBS[incident.action.value]}"
+    parts = [f"{when(incident)}{done}: {what(incident)}"]
     if progress := progress_text(incident):
         parts.append(progress)
     if incident.lr:
@@ -153,6 +158,13 @@ def one_line(incident: Incident, reason: str = "") -> str:
     if incident.same_as is not None:
         parts.append(f"looks like step {incident.same_as:,}")
     return "; ".join(parts)
+
+
+def when(incident: Incident) -> str:
+    """`step 1,204`; `evaluation after 1,204 steps`, `inference`."""
+    if incident.during == "training":
+        return f"step {incident.step:,}"
+    return incident.during if incident.during == "inference" else f"evaluation after {counted(incident.step, 'step')}"
 
 
 def fingerprint(incident: Incident) -> tuple[object, ...]:
@@ -177,6 +189,8 @@ def what(incident: Incident) -> str:
     if elsewhere:
         return f"{elsewhere}in {incident.phase}{where}"
     op = f" {visible(incident.op)}" if incident.op else ""
+    if incident.during != "training":
+        return f"{incident.phase}:{op} the model's output is not finite{where}"
     return f"{incident.phase}:{op} the loss is {_loss(incident)}{where}"
 
 
@@ -243,7 +257,8 @@ def _input_text(finding: Finding) -> str:
         return name
     text = f"{name} {shape(stats.shape)} {visible(stats.dtype)}"
     if stats.nonfinite:
-        samples = f" (sample {', '.join(map(str, finding.samples[:3]))})" if finding.samples else ""
+        noun = "sample" if len(finding.samples) == 1 else "samples"
+        samples = f" ({noun} {some_of([str(each) for each in finding.samples])})" if finding.samples else ""
         return f"{text}: {stats.describe()}{samples}"
     if stats.min is None or stats.max is None:
         return text
@@ -282,8 +297,9 @@ def _began_elsewhere(incident: Incident) -> bool:
 
 def progress_text(incident: Incident) -> str:
     """`epoch 3, batch 118`, as far as it is known."""
-    known = ((name, _whole(incident, name)) for name in ("epoch", "batch"))
-    return ", ".join(f"{name} {number:,}" for name, number in known if number is not None)
+    batch = "validation batch" if incident.during == "evaluation" else "batch"
+    known = ((word, _whole(incident, name)) for word, name in (("epoch", "epoch"), (batch, "batch")))
+    return ", ".join(f"{word} {number:,}" for word, number in known if number is not None)
 
 
 def terms_text(incident: Incident) -> str:
@@ -304,7 +320,7 @@ def _whole(incident: Incident, name: str) -> int | None:
 
 def _where(incident: Incident) -> str:
     """Step, rank, phase, module, operation and dtype of the origin, in one line."""
-    parts = [f"step {incident.step:,}"]
+    parts = [when(incident)]
     if progress := progress_text(incident):
         parts.append(progress)
     began = f"it began on rank {origin_rank(incident)}" if _began_elsewhere(incident) else f"rank {incident.rank}"

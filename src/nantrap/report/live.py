@@ -77,6 +77,7 @@ class LiveView:
     incidents: int
     ranks: tuple[LiveRank, ...]
     trouble: tuple[str, ...]
+    verdict: str = ""
 
     @property
     def share(self) -> float | None:
@@ -93,7 +94,8 @@ class LiveView:
         """The parts of the headline, none of which should be broken at the end of a line."""
         total = f" of {self.total_steps:,} ({100 * (self.share or 0):.1f}%)" if self.total_steps else ""
         place = f"step {self.step:,}{total}" if self.step >= 0 else "no step yet"
-        parts = [self.state, place, self.epoch, self.speed, self.remaining, f"written {self.written} ago"]
+        judged = f"check: {self.verdict}" if self.verdict else ""
+        parts = [self.state, place, self.epoch, self.speed, self.remaining, f"written {self.written} ago", judged]
         return tuple(part for part in parts if part)
 
 
@@ -113,13 +115,13 @@ def view_of(
         run: as opened; `run.refresh()` beforehand brings it up to date.
         rank: whose values to show; the lowest rank's by default.
         now: the time, in seconds since the epoch.
-        verdict: the health of the run, whose failed checks are shown; it takes too long for every update.
+        verdict: the health of the run, whose word and failed checks are shown; it takes too long for every update.
         width: characters of a sparkline.
         window: only this many of the last rows.
         log: sparklines of positive values on a logarithmic scale.
     """
     series = run.main if rank is None or rank not in run.series else run.series[rank]
-    tally = run.tally(series.rank)
+    tally = run.tally(rank)
     step = int(series.step[-1]) if len(series) else -1
     total = run.total_steps
     age = max(0.0, now - run.modified)
@@ -149,6 +151,7 @@ def view_of(
             for found in (verdict.findings if verdict else ())
             if found.outcome == "fail" or found.check == "log_lines"
         ),
+        verdict=verdict.word if verdict and len(series) else "",
     )
 
 

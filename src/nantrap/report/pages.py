@@ -82,7 +82,7 @@ def run_context(view: RunView) -> dict[str, Any]:
 
 
 def _report_link(folder: str) -> str:
-    return f"incidents/{quote(folder)}/report.html"
+    return f"{quote(folder)}/report.html" if "/" in folder else f"incidents/{quote(folder)}/report.html"
 
 
 def render(template: str, *, script: str = "", extra_style: str = "", **context: Any) -> str:

@@ -106,7 +106,8 @@ def _panels(runs: Sequence[Run], options: PlotOptions) -> list[str]:
         found = [wanted] if any(_column(run, wanted, options) is not None for run in runs) else []
         found = found or [name for name in known if fnmatch.fnmatchcase(name, wanted)]
         if not found:
-            raise UsageError(f"no column {wanted!r}; there are: {', '.join(map(visible, known)) or 'none'}")
+            where = ", ".join(visible(str(run.path)) for run in runs)
+            raise UsageError(f"{where}: no column {wanted!r}; there are: {', '.join(map(visible, known)) or 'none'}")
         names += [name for name in found if name not in names]
     if len(names) > _MOST_PANELS:
         raise UsageError(f"{len(names)} columns are too many for one picture; give at most {_MOST_PANELS} with --y")

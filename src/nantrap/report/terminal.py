@@ -78,11 +78,16 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
 
 
 def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, reported: bool = False) -> list[Line]:
-    """The lines of a diagnostic. `reported`: the bundle has a page of its own."""
+    """The lines of a diagnostic: the place, below it the fix, then what is known. `reported`: the bundle has a page."""
     start = f"error[{said.code}]"
     lines = _labelled(LinePart(start, "error"), said.headline, width, role="headline")
     if said.excerpt is not None:
         lines += _excerpt_lines(said.excerpt, width)
+    if said.help:
+        lines += _labelled(LinePart("help", "help"), said.help, width)
+        for change in _dedented(said.change, None if width is None else width - 6):
+            role = "added" if change.startswith("+") else "removed" if change.startswith("-") else ""
+            lines.append([LinePart(f"      {change}", role)])
     longest = max((len(note.label) for note in said.notes), default=0)
     for note in said.notes:
         indent = 3 + 2 + longest + 2
@@ -90,11 +95,6 @@ def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, r
         label = LinePart(f"{note.label}:".ljust(longest + 2), "label")
         lines.append([LinePart("   = ", "frame"), label, LinePart(texts[0])])
         lines += [[LinePart(" " * indent + text)] for text in texts[1:]]
-    if said.help:
-        lines += _labelled(LinePart("help", "help"), said.help, width)
-        for change in _dedented(said.change, None if width is None else width - 6):
-            role = "added" if change.startswith("+") else "removed" if change.startswith("-") else ""
-            lines.append([LinePart(f"      {change}", role)])
     if said.also:
         lines += _labelled(LinePart("also possible", "label"), said.also, width)
     lines += _more(said.explain, bundle, width, reported=reported)

@@ -226,6 +226,8 @@ def _did(incident: Incident) -> tuple[str, str]:
     }[incident.action]
     if incident.action is Action.ROLLBACK and incident.restored_step is not None:
         text = f"The state of step {incident.restored_step:,} was restored."
+    if incident.during != "training":
+        title, text = "Reported it.", f"It belongs to no step: it is an {incident.during}, and the run went on."
     if incident.restored is False:
         text = "Not everything is as it was before the step: see the note."
     elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):
@@ -240,12 +242,13 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
     steps = []
     if cause is not None and cause.fix is not None:
         steps.append(_sentence(cause.fix.words))
-    if (cause is None or not cause.proven) and not incident.trials:
+    if (cause is None or not cause.proven) and not incident.trials and incident.during == "training":
         steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tests causes.")
     if incident.samples and not (cause is not None and cause.proven and cause.code.startswith("NT5")):
         samples = words.samples_text(incident)
-        steps.append(f"Look at sample {samples} of the batch: the step fails because of what is in it.")
-    if incident.action is Action.APPLY:
+        run = "step" if incident.during == "training" else "call"
+        steps.append(f"Look at sample {samples} of the batch: the {run} fails because of what is in it.")
+    if incident.action is Action.APPLY and incident.during == "training":
         steps.append("The step was applied: check the weights with nantrap audit before the run is used.")
     return tuple(steps)
 

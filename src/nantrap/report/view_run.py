@@ -139,8 +139,9 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     series = run.main
     action = series.action
     events = series.events(limit=_MOST_EVENTS)
-    incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
-    groups = _groups(events, incidents)
+    others = [event for other in run.others for event in other.main.events(limit=_MOST_EVENTS)]
+    incidents = {folder.name: folder.incident for folder in run.incidents if folder.incident is not None}
+    groups = _groups([*events, *others], incidents)
     step = series.step
     skipped = tuple(int(s) for s in step[series.refused])
     tally = run.tally()
@@ -162,7 +163,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
         title=_title(attempted, applied, groups, run.kind),
         span=_span(run),
         result=_result(loss, series, evaluation_loss),
-        not_applied=_not_applied(series, tally),
+        not_applied=_not_applied([series, *(other.main for other in run.others)], tally),
         recovered=_recovered(rollbacks, run.info, stopped=len(stop_rows) > 0),
         first=_first(groups, len(skipped)),
         first_step=int(step.min()) if len(step) else 0,
@@ -285,6 +286,8 @@ def _span(run: Run) -> str:
     """How many ranks, when the run started, and how often it was started again."""
     started = run.info.get("started")
     parts = [counted(len(run.ranks), "rank")] if run.kind == "nantrap" else [f"a {run.kind} log"]
+    if run.others:
+        parts.append(f"{len(run.others) + 1} optimizers, the curves are those of the first")
     if isinstance(started, str):
         parts.append(f"started {started.replace('T', ' ').replace('+00:00', ' UTC')}")
     resumed = run.info.get("resumed")
@@ -319,16 +322,15 @@ def _result(loss: Column | None, series: Series, held_out: Column | None) -> tup
     return f"{last} at step {int(loss.step[-1]):,}.", note
 
 
-def _not_applied(series: Series, tally: StepTally) -> tuple[str, str]:
+def _not_applied(journals: Sequence[Series], tally: StepTally) -> tuple[str, str]:
     """How many steps were refused, how many of them in a row, and how many a GradScaler left out."""
     probes = ""
     if tally.scaler_probes:
         probes = f"a GradScaler left {counted(tally.scaler_probes, 'step')} out while it searched its scale (normal)"
-    skipped = series.refused
     number = tally.skipped
     if not number:
         return "No step was skipped." if probes else "Every step was applied.", probes
-    padded = np.concatenate([[0], skipped.astype(np.int8), [0]])
+    padded = np.concatenate([[0], *((*series.refused.astype(np.int8), 0) for series in journals)])
     edges = np.flatnonzero(np.diff(padded))
     longest = int((edges[1::2] - edges[::2]).max())
     return (

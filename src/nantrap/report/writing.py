@@ -159,7 +159,7 @@ def _run_report(run: Run, view: RunView, kind: str, *, links: bool) -> str:
         return formats.run_markdown(view)
     if kind == "json":
         return formats.run_json(view)
-    incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
+    incidents = {folder.name: folder.incident for folder in run.incidents if folder.incident is not None}
     return _problems(view.name, formats.problems_of_run(view, incidents), kind, view.stages)
 
 

@@ -257,3 +257,19 @@ def test_loopback_addresses() -> None:
 def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *arguments, "--no-cache"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_report_leads_to_the_incidents_of_another_optimizer(tmp_path: Path) -> None:
+    """It has a journal of its own, and so a page of its own."""
+    write_run(tmp_path / "gan", [line(step) for step in range(10)])
+    usual_run(tmp_path / "gan" / "optimizer-2")
+    client = served(tmp_path)
+    assert sorted(run["name"] for run in client.get("/api/runs").json()["runs"]) == ["gan", "gan/optimizer-2"]
+    page = client.get(f"/run/{ident(client, 'gan')}/report").text
+    assert "310 steps, 306 applied" in page
+    address = f"/run/{ident(client, 'gan/optimizer-2')}/incident/000007-r0"
+    assert address in page
+    assert client.get(address).status_code == 200
+    main(["report", str(tmp_path / "gan")])
+    written = (tmp_path / "gan" / "report.html").read_text(encoding="utf-8")
+    assert 'href="optimizer-2/incidents/000007-r0/report.html"' in written

@@ -157,10 +157,16 @@ class LiveServer:
             view = view_run(open_run(folder))
             return render(
                 "live_document.html.j2", body="run_body.html.j2", ident=ident, run_name=folder.name, title="report",
-                links=True, live=True, incident_link=lambda name: f"/run/{ident}/incident/{name}", **run_context(view),
+                links=True, live=True, incident_link=functools.partial(self._incident_link, folder),
+                **run_context(view),
             )  # fmt: skip
 
         return await _document(text)
+
+    def _incident_link(self, folder: Path, name: str) -> str:
+        """Where the page of an incident is; that of another optimizer belongs to a run of its own."""
+        part = name.partition("/")[0] if "/" in name else ""
+        return f"/run/{self._index.ident_of(folder / part)}/incident/{name.rpartition('/')[2]}"
 
     async def incident_page(self, request: Request) -> Response:
         """The page of an incident."""

@@ -45,7 +45,7 @@ class RunPlace:
 
 
 def places_under(root: Path) -> list[RunPlace]:
-    """Runs (folders with a journal) and possible logs, by path. Folders inside a run are not searched."""
+    """Runs (folders with a journal) and possible logs, by path. Inside a run only its other optimizers are runs."""
     found: list[RunPlace] = []
     waiting = [(root, 0)]
     while waiting and len(found) < _MOST_RUNS:
@@ -56,6 +56,7 @@ def places_under(root: Path) -> list[RunPlace]:
             continue
         if any(entry.name.startswith("journal-r") and entry.name.endswith(".jsonl") for entry in entries):
             found.append(RunPlace(folder))
+            found += [RunPlace(path) for path in folder.glob("optimizer-*") if journals_of(path)]
             continue
         found += [RunPlace(path, foreign=True) for path in _logs(folder, entries)]
         if depth < _DEPTH:
@@ -122,11 +123,14 @@ class Index:
         """Look for runs and logs, not too deep."""
         found: dict[str, RunPlace] = {}
         for place in places_under(self.root):
-            ident = hashlib.sha256(str(place.path.relative_to(self.root)).encode()).hexdigest()[:12]
-            found[ident] = place
+            found[self.ident_of(place.path)] = place
         self._places = found
         for gone in self._kept.keys() - found.keys():
             self._kept.pop(gone, None)
+
+    def ident_of(self, path: Path) -> str:
+        """By what a run is called in addresses."""
+        return hashlib.sha256(str(path.relative_to(self.root)).encode()).hexdigest()[:12]
 
     def path(self, ident: str) -> Path | None:
         """The folder of a run, or the log. Only what was discovered has one: an address never becomes a path."""

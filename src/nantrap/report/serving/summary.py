@@ -161,7 +161,8 @@ def _running(recent: RecentSteps) -> RunState:
     if applied and bad:
         said = "applied steps has a loss that is" if bad == 1 else "applied steps have a loss that is"
         return RunState("diverging", f"{bad} of the last {len(applied)} {said} not finite")
-    if recent.best is not None and len(applied) >= 20 and recent.best > 0:
+    # the loss of a policy changes its sign: how large it is says nothing
+    if recent.best is not None and len(applied) >= 20 and recent.best > 0 and min(applied) > 0:
         now = median(applied[-20:])
         if now > _DIVERGING * recent.best:
             return RunState("diverging", f"the loss is {now / recent.best:.1f} times its best")
