@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+# Everything whose tests run the real package.
+EXTRAS := torch,accelerate,lightning,transformers,remote,data,plot,watch,serve,completion,tensorboard
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
 .PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench baseline baseline-compare docs outputs pictures tables fuzz clean
@@ -13,12 +15,12 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml systems/pyproject.toml
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) 'pip>=25.1' torch==2.13.0
 	$(PIP) -e . -e systems
 	touch $(STAMP)
 
 $(TOOLS): $(STAMP)
-	$(PIP) -e '.[dev]' -e systems
+	$(PIP) -e '.[$(EXTRAS)]' -e systems --group dev
 	touch $(TOOLS)
 
 demo: $(STAMP)
@@ -63,7 +65,7 @@ coverage: $(TOOLS)
 # Every reader gets damaged files for SECONDS seconds; inputs that reach new code are kept in build/fuzz.
 SECONDS ?= 600
 fuzz: $(TOOLS)
-	$(PIP) -e '.[fuzz]'
+	$(PIP) --group fuzz
 	$(BIN)/python tests/fuzzing.py build/fuzz -max_total_time=$(SECONDS)
 
 bench: $(STAMP)

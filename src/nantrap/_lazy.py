@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nantrap.errors import needs_torch
+
 
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], *, submodules: Sequence[str] = ()
@@ -22,12 +24,15 @@ def lazy_names(
 
     def resolve(name: str) -> Any:
         """Import the name and keep it in the package."""
-        if name in places:
-            value = getattr(importlib.import_module(places[name]), name)
-        elif name in submodules:
-            value = importlib.import_module(f"{package}.{name}")
-        else:
+        if name not in places and name not in submodules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            if name in places:
+                value = getattr(importlib.import_module(places[name]), name)
+            else:
+                value = importlib.import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            raise needs_torch(error) or error from None
         setattr(sys.modules[package], name, value)
         return value
 

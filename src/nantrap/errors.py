@@ -11,10 +11,14 @@ NantrapError
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from nantrap.incident import Incident
+
+
+StopKind = Literal["repeats", "hardware", "spent"]
+"""Why a run was stopped: the same will happen again, the machine is suspected, or skips and rollbacks are used up."""
 
 
 class NantrapError(Exception):
@@ -22,11 +26,16 @@ class NantrapError(Exception):
 
 
 class NonFiniteError(NantrapError):
-    """The guard stopped the run. `incident` says what happened; the state is as before the failed step."""
+    """The guard stopped the run. `incident` says what happened; the state is as before the failed step.
 
-    def __init__(self, message: str, *, incident: Incident) -> None:
+    `kind` says whether another attempt makes sense: `repeats` (the same will happen again unless something is changed),
+    `hardware` (the machine is suspected) or `spent` (no further skip or rollback is allowed, and no cause was proven).
+    """
+
+    def __init__(self, message: str, *, incident: Incident, kind: StopKind = "spent") -> None:
         super().__init__(message)
         self.incident = incident
+        self.kind = kind
 
 
 class UsageError(NantrapError, ValueError):
@@ -51,6 +60,13 @@ class MissingExtraError(NantrapError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+def needs_torch(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """What to raise instead of an import error, if torch itself is what is missing."""
+    if (error.name or "").partition(".")[0] != "torch":
+        return None
+    return MissingExtraError("torch", extra="torch")
 
 
 def path_argument(path: Any, call: str, expected: str) -> str:
