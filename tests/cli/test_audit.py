@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,9 +44,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_healthy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder / "step_10.pt") == 0
     out, err = capsys.readouterr()
-    assert out == ""
+    assert err == ""
     size = (folder / "step_10.pt").stat().st_size
-    assert err.splitlines() == [
+    assert out.splitlines() == [
         f"ok  run/step_10.pt  torch · 1 tensors · {size / 1000:.3g} kB · step 10 · lr 0.0001".replace(
             "1 tensors", "1 tensor"
         ),
@@ -57,12 +58,12 @@ def test_healthy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 1
     out, err = capsys.readouterr()
-    assert out == ""
-    lines = err.splitlines()
+    assert err == ""
+    lines = out.splitlines()
     assert lines[4] == ("    error[NT901]: model.layer.weight: 1 of 6 values is NaN (float32 [2, 3], first at [1, 2])")
     assert lines[5] == "    help[NT901]: do not resume from it; take the last good checkpoint"
     assert lines[-2:] == ["5 checkpoints read: 3 healthy, 2 not", "last good: run/step_30.pt"]
-    assert "\x1b" not in err
+    assert "\x1b" not in out
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,21 +101,27 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_last_good_prints_a_path_for_scripts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "--last-good") == 1
+    assert run(folder, "--last-good") == 0
     out, err = capsys.readouterr()
     assert out == "run/step_30.pt\n"
     assert "not read (bisection; --all reads them too)" in err
+    assert run(folder / "step_40.pt", "--last-good") == 1, "none of them is good"
+    assert capsys.readouterr().out == ""
 
 
 def test_quarantine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--quarantine", "jail", "--json") == 1
-    out, err = capsys.readouterr()
-    moved = json.loads(out)["quarantined"]
+    moved = json.loads(capsys.readouterr().out)["quarantined"]
     assert [Path(move["from"]).name for move in moved] == ["step_40.pt", "step_50.pt"]
     assert sorted(path.name for path in folder.iterdir()) == ["step_10.pt", "step_20.pt", "step_30.pt"]
-    assert f"undo: {moved[0]['undo']}" in err
-    assert err.splitlines()[-1] == "last good: run/step_30.pt"
     assert run(folder) == 0
+    shutil.copy(folder / "step_10.pt", folder / "step_60.pt")
+    (folder / "step_60.pt").write_bytes(b"cut")
+    capsys.readouterr()
+    assert run(folder, "--quarantine", "jail") == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "last good: run/step_30.pt"
+    assert [line.split()[0] for line in printed[-3:-1]] == ["moved", "undo:"]
 
 
 def test_fast_does_not_check_the_crc(folder: Path) -> None:
@@ -141,7 +148,7 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_many_problems_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"model": {f"w{i}": torch.tensor([torch.nan]) for i in range(20)}}, tmp_path / "a.pt")
     run(tmp_path / "a.pt")
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert err.count("error[NT901]") == 5
     assert "    and 15 more (--json lists all)" in err
     assert err.splitlines()[-1] == "last good: none of them"
@@ -151,7 +158,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "[red]模型.pt"
     torch.save({"[bold]w": torch.tensor([torch.inf])}, path)
     assert run(path) == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert "[red]模型.pt" in err
     assert "error[NT902]: [bold]w: 1 of 1 values is +Inf" in err
 
@@ -159,7 +166,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.yaml").write_text("trainer: {lr: 0.0005}\n")
     assert run(folder / "step_10.pt", "--config", "config.yaml") == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert "run/step_10.pt: the configuration says 0.0005 (trainer.lr), and the optimizer state" in err
     assert "holds another learning rate: loading overrides the configured one" in err
     assert run(folder / "step_10.pt", "--config", "config.yaml", "--json") == 1
@@ -174,7 +181,7 @@ def test_a_configuration_of_python_constants_is_read_and_not_run(
 ) -> None:
     Path("config.py").write_text("import os\nos.abort()\nLEARNING_RATE = 0.0005\nGRAD_CLIP = 1.0\n")
     assert run(folder / "step_10.pt", "--config", "config.py") == 1
-    assert "the configuration says 0.0005 (learning_rate)" in capsys.readouterr().err
+    assert "the configuration says 0.0005 (learning_rate)" in capsys.readouterr().out
 
 
 def test_show_prints_the_values_of_named_tensors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +190,7 @@ def test_show_prints_the_values_of_named_tensors(folder: Path, capsys: pytest.Ca
     }
     torch.save(state, folder / "a.pt")
     assert run(folder / "a.pt", "--show", "*.alpha", "--show", "*.weight", "--fast") == 1
-    lines = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert "    model.block.alpha float32 [2]: 0.5, inf  min 0.5, max 0.5" in lines
     assert "    model.block.weight bfloat16 [3, 4]: 1, 1, 1, 1, 1, 1, 1, 1, … (12 values)  min 1, max 1" in lines
     assert run(folder / "a.pt", "--show", "*.alpha", "--json") == 1
@@ -196,16 +203,16 @@ def test_show_prints_the_values_of_named_tensors(folder: Path, capsys: pytest.Ca
 def test_only_what_holds_a_model_is_resumed_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"torch": torch.get_rng_state(), "cuda": []}, folder / "rng_state_0.pt")
     torch.save({"images": torch.ones(3, 2), "labels": torch.tensor([0.0, 1.0])}, folder / "batch.pt")
-    assert run(folder, "--last-good") == 1
+    assert run(folder, "--last-good") == 0
     assert capsys.readouterr().out == "run/step_30.pt\n"
     assert run(folder / "rng_state_0.pt") == 0
-    assert "last good: none of them holds a model" in capsys.readouterr().err
+    assert "last good: none of them holds a model" in capsys.readouterr().out
 
 
 def test_a_data_file_gets_advice_for_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"images": torch.tensor([[1.0, torch.nan]]), "labels": torch.tensor([0])}, folder / "batch.pt")
     assert run(folder / "batch.pt") == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert "help[NT901]: find the samples that hold it and drop or repair them; nantrap data names the rows" in err
 
 
@@ -216,7 +223,7 @@ def test_a_name_cannot_write_to_the_terminal(folder: Path, capsys: pytest.Captur
         folder / "a\x1b[2Jb.pt",
     )
     assert run(folder / "a\x1b[2Jb.pt") == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert "\x1b" not in err
     assert "\u202e" not in err
     assert len(err) < 5000
@@ -265,7 +272,7 @@ def test_pipes_devices_loops_and_closed_files_end_nothing(folder: Path, capsys: 
     (folder / "self").symlink_to(".")
     (folder / "mp_rank_99999999_model_states.pt").write_bytes(b"")
     assert run(folder, "--all") == 1
-    err = capsys.readouterr().err
+    err = capsys.readouterr().out
     assert "not read: it is not a regular file (a pipe, a device or a folder)" in err
     assert run(folder / "a.pt") == 1
 

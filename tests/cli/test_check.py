@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -91,3 +92,31 @@ def test_names_cannot_reach_the_terminal_or_the_markup(tmp_path: Path, capsys: p
     assert "\x1b" not in capsys.readouterr().out
     main(["check", str(path), "--format", "junit"])
     ElementTree.fromstring(capsys.readouterr().out.encode())
+
+
+def test_a_folder_of_runs_gives_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, losses in (("fine", [2.0 / (step + 1) + 0.5 for step in range(40)]), ("dead", [math.nan] * 40)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        rows = [{"step": step, "loss": loss, "action": "apply"} for step, loss in enumerate(losses)]
+        (folder / "journal-r0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["check", str(tmp_path / "runs")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[1] for line in lines) == ["healthy", "sick"]
+    assert main(["check", str(tmp_path / "runs"), "--json"]) == 1
+    assert {run["verdict"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"healthy", "sick"}
+    for command in ("report", "watch"):
+        assert main([command, str(tmp_path / "runs")]) == 2
+        assert "holds 2 runs; give one: nantrap " + command in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "runs" / "fine")]) == 0
+
+
+def test_a_run_with_a_second_optimizer_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(
+        json.dumps({"step": step, "loss": 2.0 / (step + 1), "action": "apply"}) + "\n" for step in range(40)
+    )
+    for folder in (tmp_path / "gan", tmp_path / "gan" / "optimizer-2"):
+        folder.mkdir()
+        (folder / "journal-r0.jsonl").write_text(lines)
+    assert main(["report", str(tmp_path / "gan")]) == 0
+    assert (tmp_path / "gan" / "report.html").is_file()

@@ -48,10 +48,11 @@ def test_a_healthy_project(project: Path, capsys: pytest.CaptureFixture[str]) ->
     assert codes(project, capsys) == (0, {"doctor": 0, "audit": 0, "data": 0, "preflight": None})
     assert main(["diagnose", str(project)]) == 0
     out, err = capsys.readouterr()
-    assert [line.split()[-1] for line in out.splitlines()[-4:]] == ["ok", "ok", "ok", "checked"]
+    assert [line.split()[-1] for line in out.splitlines()[-4:]] == ["risk", "ok", "ok", "checked"]
     assert "no nantrap_preflight.py: `nantrap diagnose --init` writes one" in out
-    assert "last.pth" in err
-    assert "embeddings: min -" in err
+    assert "last.pth" in out, "the whole report is on stdout"
+    assert "embeddings: min -" in out
+    assert err == ""
 
 
 def test_each_part_may_fail_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +74,7 @@ def test_the_template_says_that_it_is_one(project: Path, capsys: pytest.CaptureF
     assert main(["diagnose", str(project), "--init"]) == 2
     assert "exists; nothing is overwritten" in capsys.readouterr().err
     assert main(["diagnose", str(project)]) == 2
-    assert "nantrap_preflight.py is still the template" in capsys.readouterr().err
+    assert "nantrap_preflight.py is still the template" in capsys.readouterr().out
     assert main(["diagnose", str(project / "absent")]) == 2
 
 

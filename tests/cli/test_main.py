@@ -46,10 +46,10 @@ def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, captured.err.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab", reason="needs nantrap[completion]")
-    assert main(["--print-completion", shell]) == 0
+    assert main(["completion", shell]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in COMMANDS)
 
@@ -70,7 +70,16 @@ def test_help_of_a_command_is_its_docstring(name: str, capsys: pytest.CaptureFix
     assert shown.startswith(f"usage: nantrap {name} ")
     docstring = type(nantrap.cli._load(name)).__doc__
     assert docstring is not None
-    assert docstring.splitlines()[0] in shown
+    assert docstring.splitlines()[0] in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_the_terminal(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    described = capsys.readouterr().out.partition("positional arguments")[0]
+    assert max(len(line) for line in described.splitlines() if not line.startswith("  ")) <= 80
 
 
 def test_errors_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,19 @@ import importlib
 import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from nantrap._version import __version__
-from nantrap.errors import MissingExtraError, NantrapError
+from nantrap.errors import NantrapError, needs_torch
 from nantrap.incident.wording import escaped
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = (
     "run", "demo", "diagnose", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve",
-    "replay", "explain",
+    "replay", "explain", "completion",
 )  # fmt: skip
 """The commands in the order of the help. `run` is the class `RunCommand` in the module `run` of this package."""
 
@@ -65,8 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(names)
     parsed = parser.parse_args(given)
     try:
-        if parsed.print_completion:
-            return _print_completion(parser, parsed.print_completion)
         if parsed.command is None:
             parser.print_help(sys.stderr)
             return 2
@@ -85,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {escaped(f'{where}{error.strerror or error}', most=4000)}", file=sys.stderr)
         return 2
     except Exception as error:  # 1 means that problems were found: a failure of ours must not look like one
+        if isinstance(error, ModuleNotFoundError) and (missing := needs_torch(error)):
+            print(f"error: {missing}", file=sys.stderr)
+            return 2
         if os.environ.get("NANTRAP_DEBUG"):
             raise
         words = escaped(" ".join(str(error).split()), most=1000)
@@ -109,15 +111,6 @@ def _start_text() -> str:
     )
 
 
-def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        raise MissingExtraError("shtab", extra="completion") from None
-    print(shtab.complete(parser, shell))
-    return 0
-
-
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the command line, with these commands."""
     parser = argparse.ArgumentParser(
@@ -126,12 +119,6 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         epilog="`nantrap COMMAND --help` explains one command.",
     )
     parser.add_argument("--version", action="version", version=f"nantrap {__version__}")
-    parser.add_argument(
-        "--print-completion",
-        choices=("bash", "zsh", "tcsh"),
-        metavar="SHELL",
-        help="completion for bash, zsh or tcsh",
-    )
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", title="commands")
     for name in names:
         command = _load(name)
@@ -140,11 +127,22 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
             name,
             help=text.partition("\n")[0],
             description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_WrappedHelp,
         )
         command.prepare_parser(sub)
         sub.set_defaults(run=command.run)
     return parser
+
+
+class _WrappedHelp(argparse.HelpFormatter):
+    """Help whose paragraphs are wrapped to the terminal; lines that are indented stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrapped = [
+            part if part.startswith(" ") else textwrap.fill(" ".join(part.split()), width, break_on_hyphens=False)
+            for part in text.split("\n\n")
+        ]
+        return textwrap.indent("\n\n".join(wrapped), indent)
 
 
 def _load(name: str) -> Command:

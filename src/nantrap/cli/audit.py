@@ -34,7 +34,7 @@ class AuditCommand:
     PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). It reads torch files
     (zip and older formats), Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed
     and torch.distributed.checkpoint. Of several steps of a run, the newest healthy one is named. Exit code 0: all
-    healthy; 1: problems found, or code that could not be judged; 2: wrong use.
+    healthy, or with --last-good: one was found; 1: problems found, or code that could not be judged; 2: wrong use.
     """
 
     name = "audit"
@@ -98,7 +98,8 @@ class AuditCommand:
             import nantrap.checkpoints.audit.auditing  # noqa: F401 - all that every audit needs
             from nantrap.checkpoints.audit.auditing import ranks_of_environment
 
-        printer = Printer(sys.stderr)
+        # the path that --last-good finds, or the JSON, is all that goes to stdout then
+        printer = Printer(sys.stderr if arguments.json or arguments.last_good else sys.stdout)
         with ranks_of_environment() as ranks:
             try:
                 return self._audit(arguments, ranks, printer)
@@ -108,7 +109,7 @@ class AuditCommand:
                 return self._code
             except (NantrapError, OSError) as error:
                 if ranks.rank == 0:
-                    printer.line(("error", "bold red"), f": {escaped(str(error), most=1000)}")
+                    Printer(sys.stderr).line(("error", "bold red"), f": {escaped(str(error), most=1000)}")
                 return 2
 
     def _audit(self, arguments: argparse.Namespace, ranks: AuditTeam, printer: Printer) -> int:
@@ -143,8 +144,7 @@ class AuditCommand:
             from nantrap.checkpoints import compare_with_config
 
             differing = compare_with_config(report, arguments.config)
-        passes = not differing and all(_passes(c, strict=arguments.strict) for c in report.checkpoints)
-        self._code = 0 if passes else 1
+        self._code = 0 if not differing and _passes(report, arguments) else 1
         shown = _values(report, arguments.show)
         moves: tuple[Move, ...] = ()
         if arguments.quarantine is not None and speaks:
@@ -156,28 +156,36 @@ class AuditCommand:
                 began=began,
                 on_left=lambda path, reason: left.append((path, reason)),
             )
-        if speaks:
+        if speaks and arguments.json:
+            document = _as_json(report, moves, left)
+            if arguments.config:
+                document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
+            if arguments.show:
+                document["shown"] = [one.to_dict() for one in shown]
+            print(json.dumps(document, indent=2, allow_nan=False))
+        elif speaks:
             _say(printer, report, moves, shown)
             for path, reason in left:
                 printer.line(("not moved", "bold yellow"), f": {escaped(path)}: {escaped(reason, most=1000)}")
             for path, found in differing:
                 printer.line((escaped(path), "bold"), f": {escaped(found.text, most=1000)}")
                 printer.line(("  help", "cyan"), f": {escaped(found.help, most=1000)}")
-            if arguments.json:
-                document = _as_json(report, moves, left)
-                if arguments.config:
-                    document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
-                if arguments.show:
-                    document["shown"] = [one.to_dict() for one in shown]
-                print(json.dumps(document, indent=2, allow_nan=False))
-            elif arguments.last_good and report.last_good is not None:
+            if arguments.last_good and report.last_good is not None:
                 _print_path(report.last_good)
         # A launcher ends all ranks as soon as one fails, so the others must not fail while rank 0 still moves files.
         return self._code if speaks else 0
 
 
-def _passes(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
-    """Whether the checkpoint may be loaded, by what was found; a class that is not here counts only if `strict`."""
+def _passes(report: AuditReport, arguments: argparse.Namespace) -> bool:
+    """Whether all checkpoints may be loaded; with `--last-good`, whether the one that was found may be."""
+    asked = [each for each in report.checkpoints if not arguments.last_good or each.path == report.last_good]
+    return bool(asked or not arguments.last_good) and all(
+        _may_be_loaded(each, strict=arguments.strict) for each in asked
+    )
+
+
+def _may_be_loaded(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
+    """Whether nothing was found; a class that is not on this machine counts only if `strict`."""
     passes = checkpoint.healthy and not checkpoint.runs_unknown_code
     return passes and not (strict and checkpoint.needs_other_code)
 

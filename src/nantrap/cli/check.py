@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nantrap.cli.reading import SEVERITIES
+from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped, visible
-from nantrap.problems import Problem, Severity, worst
+from nantrap.problems import Problem, worst
 from nantrap.problems.github import annotation
 from nantrap.problems.terminal import Line, Printer, check_lines, marked
 
@@ -26,9 +29,6 @@ _KINDS: Final = {
     "nantrap": "nantrap journal", "jsonl": "JSON lines", "json": "JSON log", "csv": "table", "text": "text log",
     "tensorboard": "TensorBoard events",
 }  # fmt: skip
-_SEVERITIES: Final[dict[str, Severity]] = {
-    "healthy": "ok", "doubtful": "warning", "sick": "error", "unknown": "unjudged",
-}  # fmt: skip
 
 
 class CheckCommand:
@@ -36,8 +36,8 @@ class CheckCommand:
 
     Reads a run folder, JSON lines, trainer_state.json, metrics.csv, a text log or TensorBoard event files. Checks
     the loss (finite, falling, spikes), the steps that were applied, incidents, the gradient norm, the learning rate,
-    watched values and evaluations. Exit code 0: healthy, or only warnings; 1: something failed, or there is nothing
-    to judge; 2: wrong use.
+    watched values and evaluations. A folder of runs gives a line for each of them. Exit code 0: healthy, or only
+    warnings; 1: something failed, or there is nothing to judge; 2: wrong use.
     """
 
     name = "check"
@@ -62,9 +62,12 @@ class CheckCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
         from nantrap import health
-        from nantrap.cli.reading import open_runs
+        from nantrap.cli.reading import open_runs, runs_below
 
+        bad = ("fail", "unknown", "warn") if arguments.strict else ("fail", "unknown")
         expect = health.read_expectations(arguments.expect) if arguments.expect else None
+        if several := runs_below(arguments.path):
+            return _check_all(several, arguments, bad)
         (run,) = open_runs([arguments.path])
         verdict = health.judge(run, expect=expect, stalled_after=arguments.stalled_after, now=time.time())
         form = "json" if arguments.json else arguments.format
@@ -78,8 +81,22 @@ class CheckCommand:
             Printer(sys.stdout).lines(_as_lines(verdict))
         for problem in run.problems:
             print(f"warning: {escaped(problem, most=1000)}", file=sys.stderr)
-        bad = ("fail", "unknown", "warn") if arguments.strict else ("fail", "unknown")
         return 1 if verdict.outcome in bad else 0
+
+
+def _check_all(runs: Sequence[Path], arguments: argparse.Namespace, bad: Collection[str]) -> int:
+    """Judge the runs of a folder and print a line for each; 1 if one of them is not healthy."""
+    from nantrap.cli.reading import judged, show_verdicts
+
+    if arguments.expect or arguments.format in ("junit", "github"):
+        raise UsageError(f"{arguments.path} holds {len(runs):,} runs; --expect and this format take one of them")
+    verdicts = judged(runs)
+    if arguments.json or arguments.format == "json":
+        document = {"schema": "nantrap.check-all/1", "runs": [verdict.to_dict() for _, verdict in verdicts]}
+        print(json.dumps(document, allow_nan=False))
+    else:
+        show_verdicts(verdicts)
+    return 1 if any(verdict.outcome in bad for _, verdict in verdicts) else 0
 
 
 def _seconds(text: str) -> float:
@@ -94,7 +111,7 @@ def _as_lines(verdict: HealthVerdict) -> Iterator[Line]:
     """The verdict for a person: one line for each check, with a sign and a word."""
     kind = _KINDS.get(verdict.kind, verdict.kind)
     facts = f"{kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)}"
-    yield marked(_SEVERITIES[verdict.word], verdict.word), f"  {visible(verdict.run)}  ({facts})"
+    yield marked(SEVERITIES[verdict.word], verdict.word), f"  {visible(verdict.run)}  ({facts})"
     for finding in verdict.findings:
         yield from check_lines(finding, "  ")
     for stage in verdict.stages:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import counted, escaped
@@ -59,23 +61,25 @@ class DataCommand:
         from nantrap.doctor.data.readers.factory import is_factory
         from nantrap.engines import engine_named
 
-        printer = Printer(sys.stderr)
+        printer = Printer(sys.stdout)
+        remarks = Printer(sys.stderr)
         if arguments.quarantine:
             check_target(arguments.quarantine, force=arguments.force)
         for path in filter(is_factory, arguments.paths):
-            printer.line(("note", "bold cyan"), f": {_shown(path)} is imported and run: your own code")
+            remarks.line(("note", "bold cyan"), f": {_shown(path)} is imported and run: your own code")
         options = DataOptions(arguments.classes, arguments.vocab, arguments.labels, arguments.mask, arguments.dtype)
         engine = engine_named(arguments.engine, workers=arguments.workers)
         with ProgressBar(sys.stderr) as bar:
             report = check_data(arguments.paths, options=options, engine=engine, progress=bar.reading())
-        _say(printer, report)
         if arguments.json:  # before the list is written: a full disk must not cost the report
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
+        else:
+            _say(printer, report)
         if arguments.quarantine:
             count = write_bad_samples(report, arguments.quarantine, force=arguments.force)
-            printer.line(f"{count:,} bad samples are listed in {_shown(arguments.quarantine)}")
-        elif any(finding.indices for finding in report.findings):
+            remarks.line(f"{count:,} bad samples are listed in {_shown(arguments.quarantine)}")
+        elif any(finding.indices for finding in report.findings) and not arguments.json:
             printer.line("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
         return 0 if report.clean else 1
 
@@ -106,6 +110,12 @@ def _say(printer: Printer, report: DataReport) -> None:
         printer.line((_shown(span.field), "bold"), f": {figures} ({counted(span.values, 'finite value')})")
     if len(report.spans) > _SHOWN_FIELDS:
         printer.line(f"and {len(report.spans) - _SHOWN_FIELDS:,} more fields (--json lists all)")
+    if report.not_read:
+        endings = Counter(os.path.splitext(path)[1] or "without an ending" for path in report.not_read)
+        kinds = ", ".join(f"{_shown(ending)} {count:,}" for ending, count in endings.most_common(_SHOWN))
+        more = ", …" if len(endings) > _SHOWN else ""
+        left = counted(len(report.not_read), "file")
+        printer.line(("not read", "bold cyan"), f": {left} of other kinds ({kinds}{more}; --json lists all)")
     found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
     printer.line(
         f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "

@@ -24,6 +24,7 @@ _NO_DATA: Final = frozenset({"image", "jsonl"})
 """Found in every project, as pictures and logs: they are checked if --data names them."""
 _PARAMETERS: Final = frozenset({"weight", "bias"})
 _PASSED_OVER: Final = frozenset({"__pycache__", "node_modules", "site-packages", "quarantine", "incidents"})
+_HARMLESS: Final = ("nothing of high risk", "bold green")
 _WORDS: Final = {
     0: ("ok", "bold green"), 1: ("problems", "bold red"), 2: ("error", "bold red"), None: ("not checked", "dim"),
 }  # fmt: skip
@@ -101,7 +102,8 @@ class DiagnoseCommand:
         code = max((each for _, each, _ in found if each is not None), default=0)
         printer.line(("── result", "bold"))
         for part, each, _ in found:
-            printer.line(f"  {part.subject:<20} ", _WORDS[each])
+            words = _HARMLESS if part.command == "doctor" and each == 0 else _WORDS[each]
+            printer.line(f"  {part.subject:<20} ", words)
         if arguments.json:
             reports = {
                 part.command: {"exit_code": each, "why_not": part.why_not or None, "report": document}
@@ -179,7 +181,8 @@ def _run(part: _Part, *, as_json: bool) -> tuple[int, Any]:
 
     given = [part.command, *(["--json"] if as_json else []), *part.arguments]
     if not as_json:
-        return main(given), None
+        with contextlib.redirect_stderr(sys.stdout):  # one report on one stream
+            return main(given), None
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         code = main(given)

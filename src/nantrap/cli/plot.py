@@ -8,6 +8,8 @@ from pathlib import Path
 
 from nantrap.incident.wording import escaped
 
+_DEFAULT = "loss_curve.png"
+
 
 class PlotCommand:
     """Draw the curves of one or several runs or logs as PNG, SVG or PDF.
@@ -21,7 +23,9 @@ class PlotCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments."""
         parser.add_argument("paths", nargs="+", metavar="RUN|LOG", help="run folders or log files")
-        parser.add_argument("-o", "--output", default="loss_curve.png", metavar="FILE", help="default: loss_curve.png")
+        parser.add_argument(
+            "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT}, which is overwritten if it exists"
+        )
         parser.add_argument(
             "--y",
             default="loss",
@@ -41,11 +45,11 @@ class PlotCommand:
         from nantrap.errors import UsageError
         from nantrap.report.plots import FORMATS, PlotOptions, plot_runs
 
-        output = Path(arguments.output)
+        output = Path(arguments.output or _DEFAULT)
         form = output.suffix[1:].lower()
         if form not in FORMATS:
             raise UsageError(f"-o {output}: a picture ends in .png, .svg or .pdf")
-        if output.exists() and not arguments.force:
+        if arguments.output and output.exists() and not arguments.force:
             raise UsageError(f"{output} exists and is not overwritten without --force")
         options = PlotOptions(
             columns=tuple(name.strip() for name in arguments.y.split(",") if name.strip()) or ("loss",),
@@ -69,6 +73,9 @@ class PlotCommand:
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror or error}") from None
         for run in runs:
+            if only is not None and all(run.main.get(name) is None for name in only):
+                words = " or ".join(options.columns)
+                print(escaped(f"warning: {run.path}: nothing is drawn, it has no {words}", most=1000), file=sys.stderr)
             for problem in run.problems:
                 print(escaped(f"warning: {run.name}: {problem}", most=1000), file=sys.stderr)
         print(output)

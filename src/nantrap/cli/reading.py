@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from nantrap.incident.wording import counted, escaped, visible
+from nantrap.problems import Severity
 from nantrap.problems.progress import ProgressBar
+from nantrap.problems.terminal import Printer, marked
 from nantrap.record import Run, open_run
 
+if TYPE_CHECKING:
+    from nantrap.health import HealthVerdict
+
+SEVERITIES: Final[dict[str, Severity]] = {
+    "healthy": "ok", "doubtful": "warning", "sick": "error", "unknown": "unjudged",
+}  # fmt: skip
+"""How each verdict on a run is shown."""
 _LARGE = 50 << 20
+_SHOWN_RUNS = 40
 
 
 def open_runs(paths: Sequence[str], *, columns: Collection[str] | None = None) -> list[Run]:
@@ -20,6 +33,47 @@ def open_runs(paths: Sequence[str], *, columns: Collection[str] | None = None) -
     with ProgressBar(sys.stderr, after=0.0) as bar:
         bar.add_total(total)
         return [open_run(path, columns=columns, on_read=bar.add_bytes) for path in paths]
+
+
+def runs_below(path: str) -> list[Path]:
+    """The runs in a folder that is no run itself, the newest first; empty for everything else."""
+    from nantrap.report.serving.index import places_under
+
+    folder = Path(path)
+    if not folder.is_dir() or any(folder.glob("journal-r*.jsonl")):
+        return []
+    found = [place.path for place in places_under(folder) if not place.foreign and place.path != folder]
+    return sorted(found, key=_written, reverse=True)
+
+
+def list_runs(path: str, command: str) -> int:
+    """Print the runs of a folder with their health, for a command that takes one run; 2, since nothing was done."""
+    verdicts = judged(runs_below(path))
+    show_verdicts(verdicts)
+    held = counted(len(verdicts), "run")
+    print(f"{escaped(path)} holds {held}; give one: nantrap {command} {escaped(str(verdicts[0][0]))}")
+    return 2
+
+
+def judged(runs: Sequence[Path]) -> list[tuple[Path, HealthVerdict]]:
+    """The verdict on each run."""
+    from nantrap import health
+
+    return [(path, health.judge(run, now=time.time())) for path in runs for run in open_runs([str(path)])]
+
+
+def show_verdicts(verdicts: Sequence[tuple[Path, HealthVerdict]]) -> None:
+    """Print a line for each run: its health, its last step and its path."""
+    printer = Printer(sys.stdout)
+    for path, verdict in verdicts[:_SHOWN_RUNS]:
+        word = marked(SEVERITIES[verdict.word], f"{verdict.word:<9}")
+        printer.line("  ", word, f" step {verdict.last_step:>9,}  {visible(verdict.state):<12} {escaped(str(path))}")
+    if len(verdicts) > _SHOWN_RUNS:
+        printer.line(f"  and {len(verdicts) - _SHOWN_RUNS:,} older runs")
+
+
+def _written(run: Path) -> float:
+    return max((file.stat().st_mtime for file in run.glob("journal-r*.jsonl")), default=0.0)
 
 
 def _size(path: Path) -> int:

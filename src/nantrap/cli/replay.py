@@ -19,9 +19,9 @@ class ReplayCommand:
 
     With --entry module:function the whole step is run; state, random streams and batch come from the bundle. The
     function takes the batch, or the model and the batch, and returns the loss; the model is a variable of its module.
-    Or it takes nothing and returns (model, optimizer, loss_fn). The exit code is 0 when the failure is gone, 1 when the
-    step still fails, 2 for wrong use. Without --entry only the guilty operation is run, on its recorded inputs: 0 when
-    its result is not finite again, 1 when it is finite here, 2 when nothing could be run.
+    Or it takes nothing and returns (model, optimizer, loss_fn). Without --entry only the guilty operation is run, on
+    its recorded inputs. Exit code 0: the failure is gone, what was run is finite here; 1: it is still there; 2: wrong
+    use, or nothing could be run.
     """
 
     name = "replay"
@@ -53,9 +53,7 @@ class ReplayCommand:
             print(json.dumps(document))
         else:
             _print(result)
-        if result.reproduced is None:
-            return 2
-        return int(result.reproduced) if result.mode == "step" else int(not result.reproduced)
+        return 2 if result.reproduced is None else int(result.reproduced)
 
 
 def _print(result: ReplayResult) -> None:

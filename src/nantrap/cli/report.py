@@ -38,7 +38,11 @@ class ReportCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Make the report and say where it is."""
+        from nantrap.cli.reading import list_runs, runs_below
         from nantrap.report.writing import make_report, save
+
+        if runs_below(arguments.path):
+            return list_runs(arguments.path, "report")
 
         output = arguments.output
         kind = "json" if arguments.json else arguments.format
@@ -50,5 +54,5 @@ class ReportCommand:
             return 0
         place = report.place if output is None else Path(output)
         save(report, place, force=arguments.force)
-        print(escaped(f"report on {report.about}: {place}", most=4000), file=sys.stderr)
+        print(escaped(f"report on {report.about}: {place}", most=4000))
         return 0

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 _SAME_NAMES = (
-    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "headroom", "quiet", "json",
-    "inject", "bad_samples",
+    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "headroom", "exit_by_kind",
+    "quiet", "json", "inject", "bad_samples", "fail_on",
 )  # fmt: skip
 
 
@@ -84,6 +84,13 @@ class RunCommand:
             help="at an incident, rollback, stop or stall: command:COMMAND, slack:VARIABLE, webhook:VARIABLE "
             "(the environment variable that holds the address)",
         )
+        add(
+            "--exit-by-kind",
+            action="store_true",
+            default=None,
+            help="for schedulers: a stopped run exits with 40 (the same will happen again), 41 (hardware suspected), "
+            "42 (skips and rollbacks used up) or 43 (a rank was lost), instead of 3 or 1",
+        )
         add("--quiet", action="store_true", default=None, help="print nothing, unless the run fails")
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
         add(
@@ -92,6 +99,11 @@ class RunCommand:
             help="bad-samples.json: say which samples of an incident are on it, and add the guilty ones",
         )
         add("--inject", metavar="FAULTS", help='inject faults into the run, to test it, e.g. "grad:0.01,seed=1"')
+        add(
+            "--fail-on",
+            metavar="evaluation,inference",
+            help="exit code 1 if a bad value was made in an evaluation, or by a model that no optimizer trains",
+        )
         add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
         add("script", metavar="SCRIPT", help="the script, as for python")
         add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")

@@ -34,13 +34,15 @@ class WatchCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
-        from nantrap.cli.reading import open_runs
+        from nantrap.cli.reading import list_runs, open_runs, runs_below
         from nantrap.errors import UsageError
 
         if not arguments.interval > 0:
             raise UsageError("--interval: more than 0 seconds")
         if arguments.json and not arguments.once:
             raise UsageError("--json goes with --once: a live view has no end")
+        if runs_below(arguments.path):
+            return list_runs(arguments.path, "watch")
         (run,) = open_runs([arguments.path])
         if arguments.once:
             _show_once(run, as_json=arguments.json)
