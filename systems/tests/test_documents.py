@@ -288,6 +288,15 @@ def test_a_demo_longer_than_the_configured_run_extends_its_schedule() -> None:
     assert (long.scheduler.total_steps, short.scheduler.total_steps) == (401, 301)
 
 
+def test_a_plain_run_whose_watched_values_are_nan_logs_to_its_end(tmp_path: Path) -> None:
+    small = ["--set=channels=8", "--set=batch_size=2", "--set=mhc_blocks=1", "--set=steps_per_epoch=2"]
+    fault = ["--fault=black_frames", "--set=black_frames=1.0", "--run-dir", str(tmp_path)]
+    assert main(load_system("restran_mhc"), [*small, *fault, "--steps=4"]) == 0
+    rows = read_log(tmp_path)
+    assert [row["loss"] for row in rows] == [None] * 4
+    assert set(rows[-1]["watched"].values()) == {None}
+
+
 def radiodiff_options(folder: Path) -> list[str]:
     small = ["--set=data.image_size=32", "--set=data.batch_size=2", "--set=data.maps=34"]
     return [*small, "--set=first_stage.train_num_steps=2", "--save-every=1", "--run-dir", str(folder)]

@@ -17,7 +17,7 @@ from nantrap_systems import SYSTEMS, _version, load_system
 def test_the_version_is_that_of_the_product_and_so_is_the_one_it_needs() -> None:
     assert _version.__version__ == nantrap.__version__
     project = Path(__file__).parents[1] / "pyproject.toml"
-    assert f'dependencies = ["nantrap=={nantrap.__version__}"]' in project.read_text(encoding="utf-8")
+    assert f'dependencies = ["nantrap[torch]=={nantrap.__version__}"]' in project.read_text(encoding="utf-8")
 
 
 def test_the_registry_imports_no_torch() -> None:

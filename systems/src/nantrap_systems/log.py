@@ -17,6 +17,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -119,16 +120,17 @@ class TrainingLog:
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self._file = self.path.open("a", encoding="utf-8")
 
-    def write(self, step: Step, *, lr: float, epoch: int, **more: Any) -> None:
-        """The line of a step."""
+    def write(self, step: Step, *, lr: float, epoch: int, watched: Mapping[str, float] | None = None) -> None:
+        """The line of a step. A value that is not finite is `null`, as JSON has no other word for it."""
+        tables = {"terms": step.terms, "watched": watched}
         row = {
             "step": step.number,
             "epoch": epoch,
             "loss": _finite(step.loss),
             "lr": lr,
             "applied": step.applied,
-            **({"terms": {name: _finite(value) for name, value in step.terms.items()}} if step.terms else {}),
-            **more,
+            **({"incident": True} if step.incident is not None else {}),
+            **{table: {name: _finite(value) for name, value in held.items()} for table, held in tables.items() if held},
         }
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()

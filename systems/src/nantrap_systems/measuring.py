@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -131,7 +132,10 @@ def measure(
 
 
 def _first_line(error: Exception) -> str:
+    """What an error says; of one that a line of C++ raised, its first sentence without that line."""
     text = str(error).strip().split("\n", 1)[0]
+    if raised := re.match(r"\[[^]]*\]\s*", text):
+        text = text[raised.end() :].split(". ", 1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

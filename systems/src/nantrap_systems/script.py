@@ -157,9 +157,8 @@ def _train(
             voice.note(f"ERROR: NaN or Inf in step {done.number}: {named[0]}")
         last, ends = step == start + steps, step % run.epoch_steps == 0
         if log is not None:
-            watched = {"watched": run.watched()} if run.watched is not None and (ends or last) else {}
-            incident = {"incident": True} if done.incident is not None else {}
-            log.write(done, lr=lr, epoch=done.number // run.epoch_steps + 1, **incident, **watched)
+            watched = run.watched() if run.watched is not None and (ends or last) else None
+            log.write(done, lr=lr, epoch=done.number // run.epoch_steps + 1, watched=watched)
         if ends and run.describe is not None:
             voice.say(f"after epoch {step // run.epoch_steps}: {run.describe()}")
         if last or step % options.evaluate_every == 0:

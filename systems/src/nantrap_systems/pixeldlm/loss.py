@@ -4,7 +4,7 @@
 
 The error counts in units of the noise, and times are drawn as T·u²: at much noise a text cannot be read, and without
 the weight those times decide the gradient. `weighting: none` and `time_power: 1` leave both out, as the project did.
-and the evaluation: the same on held-out texts at fixed times, and the share of tokens that come back right.
+The evaluation is the same on held-out texts at fixed times, and the share of tokens that come back right.
 """
 
 from __future__ import annotations
