@@ -33,6 +33,7 @@ _COMMANDS = (
     "serve",
     "replay",
     "explain",
+    "completion",
     "demo",
 )
 _GUIDES = (
@@ -78,7 +79,12 @@ scheme = "slate"
 
 def configuration() -> str:
     """The settings, with every page in the navigation."""
-    navigation = [
+    return f"{_HEAD}nav = {_toml(_navigation())}\n{_TAIL}"
+
+
+def _navigation() -> list[dict[str, object]]:
+    """The groups of pages."""
+    return [
         {"Start here": "index.md"},
         {"Commands": list(_present("commands", _COMMANDS))},
         {"Guides": list(_present("", _GUIDES))},
@@ -88,7 +94,6 @@ def configuration() -> str:
         {"API": "api.md"},
         {"Inside": [*_present("", _INSIDE), *_others()]},
     ]
-    return f"{_HEAD}nav = {_toml(navigation)}\n{_TAIL}"
 
 
 def pages_in(navigation: object) -> Iterator[str]:
@@ -139,6 +144,25 @@ def gather_pages(folder: Path) -> None:
     shutil.copytree(SYSTEMS, folder / "systems", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
 
 
+def page_list() -> str:
+    """`llms.txt`: every page with its title, for programs that read the site."""
+    lines = [
+        "# nantrap",
+        "",
+        "> Stops NaN and Inf in PyTorch training before they reach the weights, names the guilty operation,",
+    ]
+    lines += ["> proves the cause by running the failed step again, and keeps the run alive.", ""]
+    for group in _navigation():
+        ((title, pages),) = group.items()
+        lines += [f"## {title}", ""]
+        for page in pages_in(pages):
+            source = SYSTEMS / page.removeprefix("systems/") if page.startswith("systems/") else DOCS / page
+            first = source.read_text(encoding="utf-8").partition("\n")[0] if source.exists() else f"# {page}"
+            lines.append(f"- [{first.lstrip('# ').strip('`')}]({page.removesuffix('.md')}.html)")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def write_search(site: Path) -> Path:
     """The index of the search of a built site as a script next to it."""
     script = site / "search.js"
@@ -151,5 +175,6 @@ if __name__ == "__main__":
         sys.stdout.write(f"{write_search(DOCS.parent / 'build' / 'site')}\n")
     else:
         gather_pages(GATHERED)
+        (GATHERED / "llms.txt").write_text(page_list(), encoding="utf-8")
         CONFIGURATION.write_text(configuration(), encoding="utf-8")
         sys.stdout.write(f"{CONFIGURATION}\n")

@@ -32,6 +32,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert set(named) == there
 
 
+def test_the_list_of_pages_has_every_page() -> None:
+    site = docs_script("site")
+    listed = set(re.findall(r"\(([^)]+)\.html\)", site.page_list()))
+    assert {f"{page}.md" for page in listed} == set(
+        site.pages_in(tomllib.loads(site.configuration())["project"]["nav"])
+    )
+
+
 @pytest.mark.parametrize("page", ["architecture.md", "adding-a-reader.md", "scale.md"])
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -84,3 +86,53 @@ def test_two_ranks_skip_together() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "applied 7 of 8 steps; both ranks have the same weights: True" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "told"),
+    [(0, 0, []), (3, 0, []), (40, 0, []), (42, 1, ["requeue 7"]), (42, 3, []), (43, 0, ["requeue 7"])]
+    + [(41, 0, ["update JobId=7 ExcNodeList=node1", "requeue 7"])],
+)
+def test_the_slurm_script_queues_again_by_the_exit_code(
+    tmp_path: Path, code: int, restarts: int, told: list[str]
+) -> None:
+    """With stand-ins for `nantrap`, which ends with a code, and for `scontrol`, which notes what it was asked."""
+    for name, line in (("nantrap", f"exit {code}"), ("scontrol", f'echo "$@" >> {tmp_path}/told')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}
+    environment["SLURM_RESTART_COUNT"] = str(restarts)
+    script = str(EXAMPLES / "schedulers" / "train.slurm")
+    ended = subprocess.run(["bash", script, "train.py"], env=environment, check=False, timeout=20, capture_output=True)
+    assert ended.returncode == code
+    asked = tmp_path / "told"
+    assert (asked.read_text().splitlines() if asked.exists() else []) == told
+
+
+def test_the_job_of_kubernetes_knows_every_exit_code() -> None:
+    """Each code of a stopped run is in one rule, and only the failure that comes again ends the job."""
+    from nantrap.launch.runner import BY_KIND, RANK_LOST
+
+    job = yaml.safe_load((EXAMPLES / "schedulers" / "job.yaml").read_text())
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    by_action = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule}
+    assert by_action["FailJob"] == [BY_KIND["repeats"]]
+    assert by_action["Count"] == [BY_KIND["hardware"], BY_KIND["spent"], RANK_LOST]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule} == {container["name"]}
+    assert "--exit-by-kind" in container["command"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'ray[train]'")
+@pytest.mark.parametrize("fault", [None, 22])
+def test_ray_makes_no_attempt_that_would_fail_again(tmp_path: Path, fault: int | None) -> None:
+    command = [sys.executable, str(EXAMPLES / "schedulers" / "ray_train.py"), "--storage", str(tmp_path)]
+    command += [] if fault is None else ["--fault", str(fault)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250, cwd=tmp_path)
+    assert ended.returncode == (0 if fault is None else 3), ended.stderr
+    said = "trained, the last checkpoint" if fault is None else "stopped, and not tried again: step 5 stopped: data"
+    assert said in ended.stdout
+    journal = (tmp_path / "nantrap" / "journal-r0.jsonl").read_text()
+    assert "run_starts" not in journal, "there was one attempt"
