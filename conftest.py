@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests read what a diagnostic says in full; those of its brief form unset this.
+os.environ.setdefault("NANTRAP_VERBOSE", "1")
 torch.set_num_threads(int(os.environ.get("NANTRAP_TEST_THREADS", "1")))
 # torch warns once, in whichever test comes first, unless it is disabled
 torch.sparse.check_sparse_tensor_invariants.disable()

@@ -231,3 +231,73 @@ def test_a_smaller_learning_rate_can_be_the_fix(tmp_path: Path) -> None:
     assert incident.phase == "optimizer"
     assert nantrap.replay(str(incident.bundle), entry=lambda: build(1e25)).reproduced is True
     assert nantrap.replay(str(incident.bundle), entry=lambda: build(1e-25)).reproduced is False
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def loss_of(model, batch):
+    x, weight = batch
+    return (model(x).square().mean(dim=1) * weight).sum() / weight.sum()
+
+
+def repaired(model, batch):
+    x, weight = batch
+    return (model(x).square().mean(dim=1) * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+if __name__ == "__main__":
+    weight = torch.ones(20)
+    weight[8:12] = 0.0
+    for batch in DataLoader(TensorDataset(torch.randn(20, 4), weight), batch_size=4):
+        optimizer.zero_grad()
+        if "written" in sys.argv:
+            batch[0].add_(1.0)
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def run_script(folder: Path, *options: str, argument: str = "plain") -> Path:
+    """The folder of the incident of step 2."""
+    (folder / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "nantrap", "run", "--run-dir", "run", *options, "train.py", argument],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bundle = folder / "run" / "incidents" / "000002-r0"
+    assert ("test a fix: nantrap replay run/incidents/000002-r0 --entry" in done.stderr) is (
+        bundle / "batch.safetensors"
+    ).exists()
+    return bundle
+
+
+def test_a_step_of_a_script_is_replayed_with_the_batch_of_its_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = run_script(tmp_path, "--bundle-data")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    assert main(["replay", str(bundle), "--entry", "train:loss_of"]) == 1
+    assert "The failure is still there: step 2 ends with empty_reduction[NT103]" in capsys.readouterr().out
+    assert main(["replay", str(bundle), "--entry", "train:repaired"]) == 0
+    assert "The failure is gone: step 2 is finite with this code." in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "train")
+
+
+@pytest.mark.parametrize("case", [((), "plain"), (("--bundle-data",), "written")])
+def test_no_batch_is_written_unasked_or_once_the_script_has_changed_it(
+    case: tuple[tuple[str, ...], str], tmp_path: Path
+) -> None:
+    options, argument = case
+    assert not (run_script(tmp_path, *options, argument=argument) / "batch.safetensors").exists()

@@ -42,9 +42,12 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert sentence in printed
 
 
-def test_the_readme_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_shows_what_its_example_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers and columns depend on the machine and on Python; which lines there are does not."""
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    monkeypatch.delenv("NANTRAP_VERBOSE")
     shown = readme.partition("$ python examples/masked_row.py\n")[2].partition("```")[0]
     runpy.run_path(str(EXAMPLES / "masked_row.py"), run_name="__main__")
     printed = capsys.readouterr().err

@@ -138,7 +138,8 @@ def test_a_dropped_loss_is_printed_and_in_the_journal(tmp_path: Path, capsys: py
     assert loop.guard is not None
     loop.guard.close()
     said = capsys.readouterr().err
-    assert "nantrap: step 7 skipped: data: [NT101] the model's input is non-finite before its forward pass" in said
+    assert "\nerror[NT101]: the model's input is non-finite before its forward pass" in said
+    assert "nantrap: step 7 skipped; lr 0.01; the script skipped this batch itself\n" in said
     assert "the script skipped this batch itself" in said
     assert "= sample: 5\n" in said
     assert (tmp_path / "journal-r0.jsonl").read_text().count('"by":"script"') == 4

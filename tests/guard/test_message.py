@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import Bundle, Guard, Policy, probe
+from nantrap.report import diagnostic
 
 
 class Net(nn.Module):
@@ -40,8 +41,7 @@ def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]
         guard.backward(loss(batch))
         guard.step()
     said = " ".join(capsys.readouterr().err.split())
-    assert "step 0 skipped: forward: [NT202]" in said
-    assert "; epoch 3, batch 118; lr 0.01;" in said
+    assert "nantrap: step 0 skipped; epoch 3, batch 118; lr 0.01; 1 of 5 in a row error[NT202]: " in said
     assert "= where: step 0, epoch 3, batch 118, rank 0, forward" in said
     assert "= terms: fit +Inf, size 0.25" in said or "= terms: fit NaN, size 0.25" in said
     if form == "attempt":
@@ -53,6 +53,43 @@ def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]
     assert ", mean " in said
     assert "= risk: medium" in said
     assert "= did: step skipped, everything as before" in said
+
+
+def test_the_printed_message_is_brief_and_says_where_the_rest_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NANTRAP_VERBOSE")
+    model = Net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    image = torch.ones(3, 4)
+    image[1, 0] = 0.0
+    outcome = guard.attempt(lambda batch: model(batch).square().mean(), image)
+    printed = capsys.readouterr().err
+    lines = printed[printed.index("nantrap: step 0 skipped; ") :].splitlines()
+    labels = [line.split(":")[0].strip("= ") for line in lines if line.startswith("   = ")]
+    assert set(labels) == {"proof", "where", "sample", "probe", "did"}  # the probe is where the first NaN was made
+    assert outcome.incident is not None
+    assert [line.split(":")[0] for line in lines[:2]] == ["nantrap", "error[NT202]"]
+    assert Path(lines[2].removeprefix("  --> ").split(":")[0]).name == Path(__file__).name
+    assert sum("NT202" in line and "zero" in line for line in lines) == 1  # what happened is said once
+    said = diagnostic(outcome.incident)
+    hidden = sum(note.detail for note in said.notes) + (said.advice != said.help)
+    assert hidden >= 4  # terms, found, risk, batch
+    assert lines[-1] == f"more: nantrap explain NT202 · {hidden} more lines with NANTRAP_VERBOSE=1"
+
+
+def test_without_a_known_cause_everything_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NANTRAP_VERBOSE")
+    model = nn.Linear(4, 1)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=Policy(diagnose="locate"))
+    outcome = guard.attempt(lambda batch: (model(batch) / 0.0).sum(), torch.ones(2, 4))
+    assert outcome.incident is not None
+    head, _, rest = str(outcome.incident).partition("  --> ")
+    printed = capsys.readouterr().err
+    assert head in printed
+    assert rest.partition("\n")[2] in printed
 
 
 @pytest.mark.parametrize(("form", "kept"), [("attempt", True), ("two_line", False)])

@@ -256,7 +256,7 @@ def test_a_loss_replaced_by_zero_is_an_incident(settings: RunSettings, capsys: p
     assert (tally.attempted, tally.applied, tally.incidents, tally.given_up) == (12, 11, 1, 1)
     err = capsys.readouterr().err
     assert "the script replaced this non-finite loss by a constant, so there is no gradient" in err
-    assert "[NT101] the batch is non-finite before the forward pass: x" in err
+    assert "error[NT101]: the batch is non-finite before the forward pass: x" in err
     assert "= sample: 2\n" in err
     assert "1 step skipped (1 by the script itself), 0 rollbacks" in summary.lines(0)
     assert all(bool(t.isfinite().all()) for t in state(net))
@@ -682,7 +682,7 @@ def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(
     assert not summary.state_finite
     assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); the run failed" in summary.lines(1)
     err = capsys.readouterr().err
-    assert f"step {BAD} applied: " in err
+    assert f"step {BAD} applied; " in err
     assert "; lr" not in err  # there is no learning rate that anything knows of
     words = "tensor0 is not finite any more: the script made its update by hand after the value above"
     assert err.count(words) == 1

@@ -195,5 +195,5 @@ def test_a_script_under_nantrap_run_that_ends_at_once(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     page = tmp_path / "run" / "incidents" / "000000-r0" / "report.html"
-    assert f"report: {page}\n" in done.stderr, done.stderr
+    assert f"report: {page.relative_to(tmp_path)}\n" in done.stderr, done.stderr
     assert page.read_text().startswith("<!doctype html>")

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 _SAME_NAMES = (
-    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "headroom", "exit_by_kind",
-    "quiet", "json", "inject", "bad_samples", "fail_on",
+    "clip", "save_every", "resume_lr", "diagnose", "bundle", "bundle_data", "check_state", "batch_range", "headroom",
+    "exit_by_kind", "quiet", "verbose", "json", "inject", "bad_samples", "fail_on",
 )  # fmt: skip
 
 
@@ -60,6 +60,13 @@ class RunCommand:
         add("--diagnose", choices=DIAGNOSES, help="how far a bad step is diagnosed (default: full)")
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
         add(
+            "--bundle-data",
+            action="store_true",
+            default=None,
+            help="write what `nantrap replay` needs into the folder of an incident: weights, optimizer state, random "
+            "streams, and the batch as the DataLoader gave it. Without this option no data is written",
+        )
+        add(
             "--check-state",
             choices=STATE_CHECKS,
             help="epoch: check parameters and optimizer state before each epoch, and print the result (default: off)",
@@ -92,6 +99,12 @@ class RunCommand:
             "42 (skips and rollbacks used up) or 43 (a rank was lost), instead of 3 or 1",
         )
         add("--quiet", action="store_true", default=None, help="print nothing, unless the run fails")
+        add(
+            "--verbose",
+            action="store_true",
+            default=None,
+            help="print the details of each diagnostic as well: what else was found, the batch, how values grew",
+        )
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
         add(
             "--bad-samples",
@@ -112,6 +125,7 @@ class RunCommand:
         """Run the program under a guard, with settings from the command, the environment and pyproject.toml."""
         from nantrap.launch.script import ScriptProgram
         from nantrap.launch.settings import read_settings
+        from nantrap.report import VERBOSE
 
         program = ScriptProgram(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
@@ -123,6 +137,8 @@ class RunCommand:
         given |= {"watch": ",".join(arguments.watch)} if arguments.watch else {}
         given |= {"alert": "\n".join(arguments.alert)} if arguments.alert else {}
         settings = read_settings({**given, "name": program.name}, environment=os.environ, folder=Path.cwd())
+        if settings.verbose:
+            os.environ[VERBOSE] = "1"
         settings.alerts()  # a missing address is reported now, and not after hours
         from nantrap.launch.runner import run_program
 

@@ -46,7 +46,7 @@ def write_incident(
 
 
 def material_of(
-    failed: Failure, location: Location, *, data: bool, batch_known: bool, limit_bytes: int
+    failed: Failure, location: Location, *, data: bool, batch: Any, limit_bytes: int
 ) -> tuple[Material | None, str]:
     """What a replay needs, copied before the state changes; `None` and the reason if it is too large.
 
@@ -54,17 +54,18 @@ def material_of(
         failed: the step.
         location: where it began.
         data: whether data may be written.
-        batch_known: the batch is what was given to `guard.attempt`, so that a function can be called with it.
+        batch: what a function of the program can be called with: it was given to `guard.attempt`, or a data loader gave
+            it; `None` if it is not known.
         limit_bytes: the largest bundle.
     """
-    material = _material(failed, location, data=data, batch_known=batch_known, limit_bytes=limit_bytes)
+    material = _material(failed, location, data=data, batch=batch, limit_bytes=limit_bytes)
     if material.nbytes > limit_bytes:
         size = f"the bundle would take {material.nbytes:,} bytes, more than Bundle(max_bytes={limit_bytes:,})"
         return None, f"{size}: written without the state"
     return material, ""
 
 
-def _material(failed: Failure, location: Location, *, data: bool, batch_known: bool, limit_bytes: int) -> Material:
+def _material(failed: Failure, location: Location, *, data: bool, batch: Any, limit_bytes: int) -> Material:
     """The state before the step, its random streams and, if data may be kept, the batch and the operation's inputs."""
     material = Material()
     with failed.rewound():
@@ -96,12 +97,10 @@ def _material(failed: Failure, location: Location, *, data: bool, batch_known: b
         }
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
-    known = not (isinstance(failed.batch, tuple) and not failed.batch)
-    # otherwise only the model's inputs are known: no loss can be computed
-    if data and batch_known and failed.repeatable and known:
-        batch: dict[str, Tensor] = {}
-        material.values["batch"] = flatten(failed.batch, batch, "batch")
-        material.tensors["batch"] = batch
+    if data and batch is not None and not (isinstance(batch, tuple) and not batch):
+        tensors: dict[str, Tensor] = {}
+        material.values["batch"] = flatten(batch, tensors, "batch")
+        material.tensors["batch"] = tensors
     return material
 
 

@@ -52,6 +52,7 @@ from nantrap.report import (
     one_line,
     render_incident,
     wait_for_pages,
+    wants_details,
     write_line,
     write_run_report,
 )
@@ -501,9 +502,11 @@ class Recorder:
                 self.say(f"step {incident.step:,}: {number:,} incidents {of} by now; not all are printed")
             return
         last = "; further ones of this cause are counted" if number == _MOST_LINES else ""
-        write_line(escaped(f"nantrap: {self.label}", most=LONGEST_LINE) + one_line(incident, reason) + last)
+        said_below = is_new and (cause is None or cause.slug != "unknown")  # by the headline of the diagnostic
+        line = one_line(incident, reason, alone=not said_below)
+        write_line(escaped(f"nantrap: {self.label}", most=LONGEST_LINE) + line + last)
         if is_new:
-            write_line(render_incident(incident, color=None))
+            write_line(render_incident(incident, color=None, brief=not wants_details()))
             shown.add(looks)  # the next one that looks the same is one line
 
     def _others(self, first: Incident) -> dict[str, dict[str, int]]:

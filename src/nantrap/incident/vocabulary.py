@@ -233,13 +233,24 @@ class Fix:
     def words(self) -> str:
         """All of it in one line: what is verified, what was not tried, and what was tried in vain."""
         every = (Alternative(self.text, self.verified, self.trial), *self.others)
-        held = [one for one in every if one.verified and one.trial is not None]
         failed = [f"{one.text} (trial {one.trial})" for one in every if not one.verified and one.trial is not None]
+        open_ = self._untried if self.verified_by else ""
+        said = [self.advice, f"not tried: {open_}" if open_ else ""]
+        said += [f"not enough: {', '.join(failed)}" if failed else "", self.note]
+        return "; ".join(part for part in said if part)
+
+    @property
+    def advice(self) -> str:
+        """What to do: what is verified, and only without such a change what was not tried."""
+        every = (Alternative(self.text, self.verified, self.trial), *self.others)
+        held = [one for one in every if one.verified and one.trial is not None]
         said = [f"{one.text}: verified, the {self.of} is finite with it (trial {one.trial})" for one in held]
-        open_ = ", or ".join(one.text for one in every if one.trial is None)
-        said += [f"not tried: {open_}" if held else open_] if open_ else []
-        said += [f"not enough: {', '.join(failed)}"] if failed else []
-        return "; ".join([*said, self.note] if self.note else said)
+        return "; ".join(said) or self._untried
+
+    @property
+    def _untried(self) -> str:
+        every = (Alternative(self.text, self.verified, self.trial), *self.others)
+        return ", or ".join(one.text for one in every if one.trial is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 _UNSAFE: Final = re.compile(
@@ -27,6 +29,16 @@ def some_of(names: Sequence[str], shown: int = 3) -> str:
 def place_text(file: str, line: int) -> str:
     """`model.py:41`, or `Cell In[3], line 41` for a cell of a notebook."""
     return f"{file}, line {line}" if is_cell(file) else f"{file}:{line}"
+
+
+def typed_path(path: str | os.PathLike[str]) -> str:
+    """A path as one would type it here: relative where it lies in the working folder."""
+    given = Path(path)
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return str(path)
+    return str(given.relative_to(here)) if given.is_absolute() and given.is_relative_to(here) else str(path)
 
 
 def is_cell(file: str) -> bool:

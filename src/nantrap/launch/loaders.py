@@ -23,6 +23,7 @@ from nantrap import finite
 from nantrap.launch.patches import Patches
 from nantrap.launch.torch_private import LoaderIterator, dataset_of, index_sampler_of
 from nantrap.locate import RootCall, tensors_of
+from nantrap.locate.torch_private import version_of
 
 _REMEMBERED = 8
 _KEPT = 2
@@ -30,6 +31,16 @@ _KEPT_BYTES = 64 * 1024 * 1024
 """Up to this size the last batches are kept alive, so that a copy of them can be recognised after a failure."""
 _MOST_DATASETS = 64
 _MOST_ROUNDS = 64
+
+
+class _Held:
+    """A batch that is kept alive, with the number of writes into its tensors when the loader gave it."""
+
+    __slots__ = ("__weakref__", "batch", "writes")
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.writes = _writes(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,7 @@ class LoadedBatch:
         number: of the batch in its epoch, from 0.
         round: of the loader's iterator, another number for each.
         entries: the tensors of lists with one entry per sample, such as images of several sizes: sample, and tensor.
+        held: all of it, weakly; gives `None` when later batches have taken its place.
     """
 
     tensors: tuple[weakref.ref[Tensor], ...]
@@ -55,6 +67,7 @@ class LoadedBatch:
     number: int = 0
     round: int = 0
     entries: tuple[tuple[int, weakref.ref[Tensor]], ...] = ()
+    held: Callable[[], _Held | None] = lambda: None
 
     def is_finite(self) -> bool:
         """Whether all of its tensors are still there and finite."""
@@ -66,6 +79,11 @@ class LoadedBatch:
         """Its tensors with one row per sample, in order; empty if one of them is gone."""
         alive = [tensor for ref in self.tensors if (tensor := ref()) is not None]
         return alive if len(alive) == len(self.tensors) else []
+
+    def whole(self) -> Any:
+        """The batch, targets and all; `None` if it is gone, or if the script has written into it since."""
+        held = self.held()
+        return held.batch if held is not None and _writes(held.batch) == held.writes else None
 
     def sample_of(self, tensor: Tensor) -> int | None:
         """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
@@ -109,7 +127,7 @@ class Batches:
         """Called before a loader gives its next batch."""
         self.trained: set[int] = set()
         """The rounds of loaders of whose batches steps were made."""
-        self._kept: deque[tuple[Tensor, ...]] = deque(maxlen=_KEPT)
+        self._kept: deque[_Held | None] = deque(maxlen=_KEPT)
         self._in_order: dict[int, bool] = {}
 
     def add(
@@ -129,10 +147,13 @@ class Batches:
         references = tuple(weakref.ref(tensor) for tensor in rows)
         entries = tuple((sample, weakref.ref(tensor)) for sample, tensor in listed)
         original = _original(dataset, indices)
-        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number, round, entries))
-        held = (*rows, *(tensor for _, tensor in listed))
-        small = sum(tensor.numel() * tensor.element_size() for tensor in held) <= _KEPT_BYTES
-        self._kept.append(held if small else ())
+        small = sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= _KEPT_BYTES
+        held = _Held(batch) if small else None
+        self._kept.append(held)
+        weak = weakref.ref(held) if held is not None else lambda: None
+        self.last.append(
+            LoadedBatch(references, indices, original, _weakly(dataset), epoch, number, round, entries, weak)
+        )
 
     def find(self, inputs: Any) -> LoadedBatch | None:
         """The batch that these inputs are; `None` if they are a copy, a part, or of another loader."""
@@ -188,6 +209,10 @@ class Batches:
             return found, True
         fits = any(tensor.dim() and len(tensor) == len(last.indices) for _, tensor in tensors_of(inputs))
         return last if fits and self._in_order[last.round] else None, False
+
+
+def _writes(batch: Any) -> int:
+    return sum(version_of(tensor) for _, tensor in tensors_of(batch) if not tensor.is_inference())
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:

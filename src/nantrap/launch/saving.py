@@ -30,7 +30,7 @@ from torch import nn
 
 from nantrap.checkpoints.store.gate import bad_values, refuse_nonfinite
 from nantrap.errors import NonFiniteError
-from nantrap.incident.wording import counted, some_of
+from nantrap.incident.wording import counted, some_of, typed_path
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.python_private import path_methods
 from nantrap.launch.registry import OptimizerRegistry
@@ -171,7 +171,7 @@ class SaveGate:
 
     def note_sharded(self, folder: str, *, instead: bool) -> None:
         """A non-finite distributed checkpoint is written to this folder, instead of another one or as asked."""
-        (self._diverted if instead else self._written)[_shown(Path(folder))] = None
+        (self._diverted if instead else self._written)[typed_path(Path(folder))] = None
 
     # ---- what is saved
 
@@ -247,13 +247,13 @@ class SaveGate:
         return beside(path)
 
     def _write_as_asked(self, path: Path, names: str, more: str) -> Path:
-        self._written[_shown(path)] = None
+        self._written[typed_path(path)] = None
         self._registry.say(f"{path} is being saved with non-finite values: {names}{more}")
         return path
 
     def _say_diverted(self, path: Path, names: str) -> None:
         aside = beside(path)
-        self._diverted[_shown(aside)] = None
+        self._diverted[typed_path(aside)] = None
         self._registry.say(
             f"{path} would hold non-finite values ({names}): saved as {aside.name} instead, "
             "the file that was there stays"
@@ -265,7 +265,7 @@ class SaveGate:
         path = _path_of(stream)
         if file is None:
             if path.is_file():
-                self._written[_shown(path)] = None
+                self._written[typed_path(path)] = None
             elif not isinstance(stream, io.BytesIO):
                 self._unseen += 1
             self._registry.say(f"{path} is being saved with non-finite values: {names}")
@@ -289,7 +289,7 @@ class SaveGate:
         return beside(path)
 
     def _say_written(self, file: WrittenFile, path: Path, names: str) -> None:
-        (self._lost if file.replaced else self._written)[_shown(path)] = None
+        (self._lost if file.replaced else self._written)[typed_path(path)] = None
         self._registry.say(f"{path} is being saved with non-finite values: {names}")
 
     def _would_lose(self, path: Path) -> bool:
@@ -356,8 +356,8 @@ class SaveGate:
         if self._replaces(src, dst):
             dst = self._beside_target(src, dst, "renamed")
         else:
-            self._written[_shown(Path(os.fsdecode(dst)))] = None
-        self._written.pop(_shown(Path(os.fsdecode(src))), None)
+            self._written[typed_path(Path(os.fsdecode(dst)))] = None
+        self._written.pop(typed_path(Path(os.fsdecode(src))), None)
         return original(src, dst)
 
     def copy(self, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
@@ -368,14 +368,14 @@ class SaveGate:
             original(src, self._beside_target(src, dst, "copied"), *args, **kwargs)
             return dst
         result = original(src, dst, *args, **kwargs)
-        self._written[_shown(Path(os.fsdecode(dst)))] = None
+        self._written[typed_path(Path(os.fsdecode(dst)))] = None
         self._note(os.stat(dst), bad=True)
         return result
 
     def _beside_target(self, src: Any, dst: Any, done: str) -> Path:
         """The name that a file with a bad state gets; said, and counted."""
         path = Path(os.fsdecode(dst))
-        self._diverted[_shown(beside(path))] = None
+        self._diverted[typed_path(beside(path))] = None
         what = os.path.basename(os.fsdecode(src))
         self._registry.say(f"{path} would hold non-finite values: {what} was {done} to {beside(path).name} instead")
         return beside(path)
@@ -436,7 +436,3 @@ def _path_of(stream: Any) -> Path:
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_size
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)

@@ -36,8 +36,8 @@ _CHOICES = {
     "resume_lr": RESUME_RATES,
 }
 _OF_A_GUARD = (
-    "policy_name", "max_skips", "rollback", "clip", "save_every", "diagnose", "bundle", "check_state", "batch_range",
-    "headroom", "watch", "export", "alert", "bad_samples",
+    "policy_name", "max_skips", "rollback", "clip", "save_every", "diagnose", "bundle", "bundle_data", "check_state",
+    "batch_range", "headroom", "watch", "export", "alert", "bad_samples",
 )  # fmt: skip
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -57,6 +57,7 @@ class RunSettings:
             `restored` one, which is only reported, or the `configured` one, which is put in force.
         diagnose: how far a bad step is diagnosed.
         bundle: what an incident leaves on disk.
+        bundle_data: also the batch of the failed step, so that the step can be run again; `bundle` is `full` then.
         check_state: check the whole state before each `epoch` of the data loader, and print the result; or `off`.
         batch_range: `warn` of inputs far outside the range of those before, or `skip` their steps; or `off`.
         headroom: every this many steps, measure how far the output of each module is from the largest number of its
@@ -64,6 +65,7 @@ class RunSettings:
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
         exit_by_kind: a run that is stopped ends with an exit code that says why, instead of 3.
         quiet: print only the summary of a failed run.
+        verbose: print the details of each diagnostic as well.
         json: the summary as JSON, on stdout.
         inject: faults to inject on purpose, `grad:0.01,seed=1`; empty for none.
         export: exporters, with commas between them.
@@ -85,12 +87,14 @@ class RunSettings:
     resume_lr: str = "restored"
     diagnose: str = "full"
     bundle: str = "light"
+    bundle_data: bool = False
     check_state: str = "off"
     batch_range: str = "off"
     headroom: int = 0
     watch: str = ""
     exit_by_kind: bool = False
     quiet: bool = False
+    verbose: bool = False
     json: bool = False
     inject: str = ""
     export: str = ""
@@ -173,7 +177,7 @@ class RunSettings:
 
     def policy(self) -> Policy:
         """The guard's policy."""
-        from nantrap.guard.policy import BatchChecks, Policy, Rollback, Sampling
+        from nantrap.guard.policy import BatchChecks, Bundle, Policy, Rollback, Sampling
 
         if self.own_policy is not None:
             return self.own_policy
@@ -184,7 +188,7 @@ class RunSettings:
             then="rollback" if self.rollback else "stop",
             rollback=Rollback(anchor_every=32 if self.rollback else 0, rng="continue"),
             diagnose=chosen.diagnose,
-            bundle=chosen.bundle,
+            bundle=Bundle(kind="full", data=True) if self.bundle_data else chosen.bundle,
             batches=BatchChecks(unusual=chosen.batch_range),
             sampling=Sampling(headroom_every=self.headroom),
         )

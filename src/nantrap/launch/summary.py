@@ -13,7 +13,7 @@ from typing import Any
 from nantrap.guard.messages import most_skipped, scaler_words
 from nantrap.guard.progress import Tally
 from nantrap.guard.script_events import EventKind
-from nantrap.incident.wording import counted, escaped, some_of
+from nantrap.incident.wording import counted, escaped, some_of, typed_path
 from nantrap.launch.attach import Attachment
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
 from nantrap.launch.settings import RunSettings
@@ -141,7 +141,7 @@ class RunSummary:
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
-            run_dir=None if run_dir is None else _shown(run_dir),
+            run_dir=None if run_dir is None else typed_path(run_dir),
             reports=_reports(attachment.registry),
             loose_values=attachment.registry.loose_values.seen,
             checkpoint=next(
@@ -237,7 +237,7 @@ class RunSummary:
         if report is not None and report.exists():
             folders = dict.fromkeys(Path(each).parent.parent for each in self.reports)
             others = [each / "report.html" for each in folders if each.resolve() != report.parent.resolve()]
-            return [f"report: {_shown(report)}", *(f"report: {each}" for each in others if each.exists())]
+            return [f"report: {typed_path(report)}", *(f"report: {each}" for each in others if each.exists())]
         if self.reports:
             return [f"report: {self.reports[0]}"]
         return [] if self.run_dir is None else [f"journal: {self.run_dir}"]
@@ -326,13 +326,9 @@ def _reports(registry: OptimizerRegistry) -> tuple[str, ...]:
     """The incidents of this run, not those of an earlier one in the same folder."""
     if registry.run_dir is None:
         return ()
-    return tuple(_shown(path) for path in incident_folders(registry.run_dir) if path not in registry.earlier_incidents)
-
-
-def _shown(path: Path) -> str:
-    """As one would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+    return tuple(
+        typed_path(path) for path in incident_folders(registry.run_dir) if path not in registry.earlier_incidents
+    )
 
 
 def _relative(text: str) -> str:

@@ -11,13 +11,14 @@ from nantrap._lazy import lazy_names
 from nantrap.incident.wording import visible
 from nantrap.report.diagnostics import diagnostic, fingerprint, one_line
 from nantrap.report.page_queue import begin_pages, wait_for_pages, write_page_later
-from nantrap.report.terminal import render_incident, write_line
+from nantrap.report.terminal import VERBOSE, render_incident, wants_details, write_line
 
 if TYPE_CHECKING:
     from nantrap.report.writing import write_incident_report as write_incident_report
     from nantrap.report.writing import write_run_report as write_run_report
 
 __all__ = [
+    "VERBOSE",
     "begin_pages",
     "diagnostic",
     "fingerprint",
@@ -25,6 +26,7 @@ __all__ = [
     "render_incident",
     "visible",
     "wait_for_pages",
+    "wants_details",
     "write_incident_report",
     "write_line",
     "write_page_later",

@@ -46,10 +46,11 @@ def done_text(incident: Incident) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticNote:
-    """One line of facts: `= where: step 1,204, rank 0, forward`."""
+    """One line of facts: `= where: step 1,204, rank 0, forward`. A detail is left out where there is little room."""
 
     label: str
     text: str
+    detail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,17 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """What the diagnostic of an incident says, part by part. Every text is safe to print."""
+    """What the diagnostic of an incident says, part by part. Every text is safe to print.
+
+    `advice` is the part of `help` that says what to do; the rest are other ways and their limits.
+    """
 
     code: str
     headline: str
     excerpt: Excerpt | None
     notes: tuple[DiagnosticNote, ...]
     help: str
+    advice: str
     change: tuple[str, ...]
     also: str
     explain: str
@@ -103,24 +108,33 @@ class Diagnostic:
 
 
 def diagnostic(incident: Incident) -> Diagnostic:
-    """The words for an incident. Observed facts and inferred causes are kept apart."""
+    """The words for an incident. Observed facts and inferred causes are kept apart.
+
+    Beside a known cause, what was measured elsewhere in the step is a detail. Without one it is all that is known.
+    """
     cause = incident.causes[0] if incident.causes else None
     code = cause.code if cause else "NT000"
+    explained = cause is not None and cause.slug != "unknown"
     notes = []
     if cause is not None:
         notes += [DiagnosticNote("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
-    notes += [DiagnosticNote("where", _where(incident)), *_found(incident)]
+    notes += [DiagnosticNote("where", _where(incident)), *_found(incident, detail=explained)]
     if cause is not None and cause.risk in RISKS and cause.slug != "unknown" and incident.during == "training":
-        notes.append(DiagnosticNote("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
+        notes.append(DiagnosticNote("risk", f"{cause.risk}: {RISKS[cause.risk]}", detail=True))
     notes += [DiagnosticNote("from", visible(text)) for text in incident.provenance]
     if incident.samples:
         notes.append(DiagnosticNote("sample", samples_text(incident)))
     if incident.inputs:
-        notes.append(DiagnosticNote("input" if incident.inputs[0].note else "batch", inputs_text(incident)))
+        label = "input" if incident.inputs[0].note else "batch"
+        notes.append(DiagnosticNote(label, inputs_text(incident), detail=explained))
     notes += _before(incident)
-    notes += [DiagnosticNote("probe", probe_text(probe)) for probe in incident.probes]
+    notes += [
+        DiagnosticNote("probe", probe_text(probe), detail=explained and not probe.first_bad)
+        for probe in incident.probes
+    ]
     notes.append(DiagnosticNote("did", done_text(incident)))
-    notes += [DiagnosticNote("note", visible(note)) for note in incident.notes[:3]]
+    proven = cause is not None and cause.proven
+    notes += [DiagnosticNote("note", visible(note), detail=proven) for note in incident.notes[:3]]
     fix = cause.fix if cause is not None else None
     others = incident.causes[1:3]
     return Diagnostic(
@@ -129,6 +143,7 @@ def diagnostic(incident: Incident) -> Diagnostic:
         excerpt=_excerpt(incident),
         notes=tuple(notes),
         help="" if fix is None else visible(fix.words),
+        advice="" if fix is None else visible(fix.advice),
         change=() if fix is None else tuple(visible_lines(fix.diff or fix.code).splitlines()),
         also=", ".join(f"{other.code} {visible(other.slug)}" for other in others),
         explain=f"nantrap explain {code}",
@@ -144,10 +159,16 @@ def headline(incident: Incident) -> str:
     return visible(cause.summary or cause.title) + guess
 
 
-def one_line(incident: Incident, reason: str = "") -> str:
-    """`step 1,204 skipped: forward: [NT203] softmax over ... in blocks.3.attn; lr 0.0001; 1 of 5 in a row`."""
+def one_line(incident: Incident, reason: str = "", *, alone: bool = True) -> str:
+    """`step 1,204 skipped: forward: [NT203] softmax over ... in blocks.3.attn; lr 0.0001; 1 of 5 in a row`.
+
+    Args:
+        incident: what to say.
+        reason: why the action was taken, or what it counts.
+        alone: whether the line has to say what happened. A diagnostic that follows it says it as its headline.
+    """
     done = "" if incident.during != "training" else f" {VERBS[incident.action.value]}"
-    parts = [f"{when(incident)}{done}: {what(incident)}"]
+    parts = [f"{when(incident)}{done}: {what(incident)}" if alone else f"{when(incident)}{done}"]
     if progress := progress_text(incident):
         parts.append(progress)
     if incident.lr:
@@ -341,24 +362,24 @@ def origin_dtype(incident: Incident) -> str:
     return framed or next((f.stats.dtype for f in incident.findings if f.kind == "activation" and f.stats), "")
 
 
-def _found(incident: Incident) -> list[DiagnosticNote]:
+def _found(incident: Incident, *, detail: bool) -> list[DiagnosticNote]:
     """What was found: the loss terms, and the first few tensors that are not finite."""
     notes = []
     if terms := terms_text(incident):
-        notes.append(DiagnosticNote("terms", terms))
+        notes.append(DiagnosticNote("terms", terms, detail))
     if inside := [f for f in incident.findings if f.kind == "term" and f.phase == "backward"]:
-        notes.append(DiagnosticNote("found", terms_said(inside)))
+        notes.append(DiagnosticNote("found", terms_said(inside), detail))
     stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]
     for finding in stated[:4]:
         assert finding.stats is not None
         noun = _noun(finding)
         named = noun if finding.name == noun else f"{noun} {visible(finding.name)}"  # "batch", not "batch batch"
-        notes.append(DiagnosticNote("found", f"{named}: {finding.stats.describe()}"))
+        notes.append(DiagnosticNote("found", f"{named}: {finding.stats.describe()}", detail))
     if len(stated) > 4:
         gradients = sum(finding.kind == "gradient" for finding in stated)
         most = f"in incident.json, which lists {gradients} gradients at most"
         where = ", all in incident.json" if gradients < MOST_GRADIENTS else f" {most}"
-        notes.append(DiagnosticNote("found", f"{len(stated) - 4:,} more{where}"))
+        notes.append(DiagnosticNote("found", f"{len(stated) - 4:,} more{where}", detail))
     return notes
 
 
@@ -369,11 +390,12 @@ def _before(incident: Incident) -> list[DiagnosticNote]:
     if len(sized) > 1:
         steps = [f"{visible(frame.op).removeprefix('aten.')} {value(frame.absmax, 3)}" for frame in sized[-5:]]
         steps.append(visible(incident.op).removeprefix("aten.") if incident.op else "?")
-        notes.append(DiagnosticNote("before", " -> ".join(steps)))
+        notes.append(DiagnosticNote("before", " -> ".join(steps), detail=True))
     if incident.headroom:
         bits = " -> ".join(f"{left:.1f}" for left in incident.headroom.values())
         first, *_, last = [next(iter(incident.headroom)), *incident.headroom]
-        notes.append(DiagnosticNote("headroom", f"{bits} bits in {visible(incident.module)}, steps {first} to {last}"))
+        text = f"{bits} bits in {visible(incident.module)}, steps {first} to {last}"
+        notes.append(DiagnosticNote("headroom", text, detail=True))
     return notes
 
 

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote
 
 from nantrap.incident import Incident
-from nantrap.incident.wording import is_cell, visible
+from nantrap.incident.wording import counted, is_cell, typed_path, visible
 from nantrap.report.diagnostics import Diagnostic, Excerpt, diagnostic
 from nantrap.report.page_queue import page_is_coming
 
+VERBOSE = "NANTRAP_VERBOSE"
 _WIDEST = 120
 _LONGEST_SOURCE = 400
 _ATOM = re.compile(
@@ -51,14 +52,18 @@ class LinePart(NamedTuple):
 Line = list[LinePart]
 
 
-def render_incident(incident: Incident, *, color: bool | None = False, width: int | None = None) -> str:
-    """The whole diagnostic as text.
+def render_incident(
+    incident: Incident, *, color: bool | None = False, width: int | None = None, brief: bool = False
+) -> str:
+    """The diagnostic as text.
 
     Args:
         incident: what to show.
         color: `None` decides by the environment (`NO_COLOR`, a terminal on stderr, a notebook). On a terminal the
             lines then also have its width, and files can be clicked where the terminal can do that.
         width: characters of a line; `None` does not wrap, which suits a pipe or a log file.
+        brief: leave out the details: what else was found in the step, the batch, how values grew. The last line says
+            where they are.
     """
     asked = color is None
     on_terminal = asked and is_terminal()
@@ -71,25 +76,39 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
         or page_is_coming(incident.bundle)
         or os.path.exists(_report_in(incident.bundle))
     )
-    lines = lay_out(diagnostic(incident), width=width, bundle=incident.bundle, reported=reported)
+    said, bundle = diagnostic(incident), incident.bundle
+    if asked:  # shown now, here: with paths as one would type them
+        bundle = bundle and typed_path(bundle)
+        if said.excerpt is not None:
+            said = replace(said, excerpt=replace(said.excerpt, file=typed_path(said.excerpt.file)))
+    lines = lay_out(said, width=width, bundle=bundle, reported=reported, brief=brief)
     if not color:
         return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
     return _coloured(lines, links=on_terminal and can_link(os.environ))
 
 
-def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, reported: bool = False) -> list[Line]:
+def wants_details() -> bool:
+    """Whether a diagnostic is printed with all its lines: `nantrap run --verbose` sets `NANTRAP_VERBOSE`."""
+    return os.environ.get(VERBOSE, "").lower() not in ("", "0", "false", "no", "off")
+
+
+def lay_out(
+    said: Diagnostic, *, width: int | None, bundle: str | None = None, reported: bool = False, brief: bool = False
+) -> list[Line]:
     """The lines of a diagnostic: the place, below it the fix, then what is known. `reported`: the bundle has a page."""
     start = f"error[{said.code}]"
     lines = _labelled(LinePart(start, "error"), said.headline, width, role="headline")
     if said.excerpt is not None:
         lines += _excerpt_lines(said.excerpt, width)
-    if said.help:
-        lines += _labelled(LinePart("help", "help"), said.help, width)
+    help_ = (brief and said.advice) or said.help
+    if help_:
+        lines += _labelled(LinePart("help", "help"), help_, width)
         for change in _dedented(said.change, None if width is None else width - 6):
             role = "added" if change.startswith("+") else "removed" if change.startswith("-") else ""
             lines.append([LinePart(f"      {change}", role)])
-    longest = max((len(note.label) for note in said.notes), default=0)
-    for note in said.notes:
+    notes = [note for note in said.notes if not (brief and note.detail)]
+    longest = max((len(note.label) for note in notes), default=0)
+    for note in notes:
         indent = 3 + 2 + longest + 2
         texts = wrapped(note.text, None if width is None else width - indent)
         label = LinePart(f"{note.label}:".ljust(longest + 2), "label")
@@ -97,7 +116,9 @@ def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, r
         lines += [[LinePart(" " * indent + text)] for text in texts[1:]]
     if said.also:
         lines += _labelled(LinePart("also possible", "label"), said.also, width)
-    lines += _more(said.explain, bundle, width, reported=reported)
+    lines += _more(
+        said.explain, bundle, width, reported=reported, hidden=len(said.notes) - len(notes) + (help_ != said.help)
+    )
     return lines + _fix_test(bundle)
 
 
@@ -169,9 +190,11 @@ def _report_in(bundle: str) -> str:
     return os.path.join(bundle, "report.html")
 
 
-def _more(explain: str, bundle: str | None, width: int | None, *, reported: bool) -> list[Line]:
+def _more(explain: str, bundle: str | None, width: int | None, *, reported: bool, hidden: int) -> list[Line]:
     """Where to read more: the page of the cause and the report, in two lines if one does not fit."""
     parts = [LinePart(explain)]
+    if hidden and not (bundle and reported):
+        parts[0] = LinePart(f"{explain} · {counted(hidden, 'more line')} with {VERBOSE}=1")
     if bundle:
         place = ("report", _report_in(bundle)) if reported else ("bundle", bundle)
         parts.append(LinePart(f"{place[0]}: {visible(place[1])}", path=place[1]))

@@ -331,11 +331,16 @@ def with_material(
     policy = session.policy
     if session.setup.run_dir is None or policy.bundle.kind != "full":
         return diagnosed
+    micro, batch = observation.micro, None
+    if micro.forward is not None:
+        batch = failure.batch if failure.repeatable else None
+    elif micro.root_call is not None and micro.root_call.origin is not None:
+        batch = micro.root_call.origin.whole()
     material, note = material_of(
         failure,
         location,
         data=policy.bundle.data,
-        batch_known=observation.micro.forward is not None,
+        batch=batch,
         limit_bytes=policy.bundle.max_bytes,
     )
     return replace(diagnosed, material=material).noting(*([note] if note else []))

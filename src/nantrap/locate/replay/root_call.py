@@ -87,6 +87,9 @@ class Origin(Protocol):
     def sample_of(self, tensor: Tensor) -> int | None:
         """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
 
+    def whole(self) -> Any:
+        """The batch, targets and all; `None` if it is gone, or if the program has written into it since."""
+
 
 @dataclass(slots=True)
 class RootCall:
