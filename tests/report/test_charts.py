@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from nantrap.record import envelope
-from nantrap.report.charts import Range, Scale, curve, round_numbers, rug, scale_for, spark, step_texts, tick_text
+from nantrap.report.charts import (
+    Range,
+    Scale,
+    curve,
+    round_numbers,
+    rug,
+    scale_for,
+    spark,
+    spark_paths,
+    step_texts,
+    tick_text,
+)
 
 NAN = math.nan
 
@@ -87,4 +98,12 @@ def test_many_ticks_at_one_place_are_one() -> None:
 
 def test_a_spark_marks_what_is_not_finite() -> None:
     assert 'class="l lbad"' in str(spark([1.0, NAN, 2.0]))
-    assert str(spark([NAN, NAN])) == ""
+    assert 'd=""' in str(spark([NAN, NAN]))  # no curve
+
+
+def test_a_spark_of_skipped_steps_between_others_keeps_its_curve() -> None:
+    line, ticks = spark_paths([NAN if step % 2 else 1.0 + step for step in range(600)])
+    assert (line.count("M"), line.count("L"), ticks.count("M")) == (1, 59, 60)
+    line, ticks = spark_paths([1.0] * 300 + [NAN] * 100 + [2.0] * 200)
+    assert (line.count("M"), ticks.count("M")) == (2, 10)
+    assert spark_paths([]) == ("", "")

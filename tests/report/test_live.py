@@ -44,6 +44,7 @@ def test_sparklines() -> None:
     assert sparkline(column([1.0] * 50), width=5) == "▅▅▅▅▅"
     assert sparkline(column([1.0, float("nan"), 2.0]), width=3, log=False) == "▁×█"
     assert sparkline(column([float("inf")] * 4), width=4) == "××××"
+    assert "×" not in sparkline(column([float("nan") if step % 2 else 1.0 for step in range(100)]), width=10)
     spiked = [1.0] * 1000
     spiked[500] = 100.0
     assert sparkline(column(spiked), width=10).count("█") == 1

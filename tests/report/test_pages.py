@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nantrap import record
-from nantrap.incident import Action, Fix, Frame, Incident
+from nantrap.incident import Action, Cause, Fix, Frame, Incident
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.poison import path_note, path_of_poison
 from nantrap.report.surroundings import command_text, source_lines, surroundings
@@ -177,10 +177,20 @@ def test_a_file_of_an_older_version_shows_the_samples_of_its_headroom() -> None:
 
 
 def test_a_page_says_what_was_not_sampled() -> None:
-    text = Checked(incident_page(view_incident(replace(MASKED, magnitudes=())))).text
+    overflow = replace(MASKED, magnitudes=(), causes=(Cause("fp16_forward_overflow"),))
+    text = Checked(incident_page(view_incident(overflow))).text
     said = "How large this module's values were over the last steps is not known: no step before this one was sampled"
     assert f"{said} ( Sampling(magnitudes_every=64) ; compiled models are never sampled)." in text
     assert "keeps it." not in Checked(incident_page(view_incident(MASKED))).text
+
+
+def test_headroom_is_shown_where_range_may_be_the_cause() -> None:
+    overflow = replace(MASKED, magnitudes=(), causes=(Cause("fp16_forward_overflow"),))
+    assert "bits left" in Checked(incident_page(view_incident(overflow))).text
+    masked = Checked(incident_page(view_incident(replace(MASKED, magnitudes=())))).text
+    assert "Operations before" in masked
+    assert "headroom" not in masked
+    assert "bits left" not in masked
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

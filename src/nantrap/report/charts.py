@@ -329,26 +329,35 @@ def swatch(kind: str, name: str) -> Markup:
     ).format(kind, visible(name))
 
 
+_SPARK = 60
+
+
 def spark(values: Sequence[float]) -> Markup:
-    """A small curve without axes: logarithmic where it can be, with a tick for each value that is not finite."""
-    good = [v for v in values if math.isfinite(v)]
-    if not good:
-        return Markup("")
-    low, high = min(good), max(good)
+    """A small curve without axes, of `spark_paths`."""
+    line, ticks = spark_paths(values)
+    return Markup(f'<path class="l l1" d="{line}"/>') + Markup(f'<path class="l lbad" d="{ticks}"/>' if ticks else "")
+
+
+def spark_paths(values: Sequence[float]) -> tuple[str, str]:
+    """The paths of a small curve: the largest finite value of each of at most 60 groups, logarithmic where it can be,
+    and a tick below each group in which a value is not finite. Only a group without any finite value breaks the curve.
+    """
+    many = min(_SPARK, len(values))
+    groups = [values[len(values) * i // many : len(values) * (i + 1) // many] for i in range(many)]
+    highest = [max((v for v in group if math.isfinite(v)), default=None) for group in groups]
+    good = [v for v in highest if v is not None]
+    low, high = (min(good), max(good)) if good else (0.0, 0.0)
     width, height = 120, 22
     scale = Scale(low / 1.03, high * 1.03, height, logarithmic=True) if low > 0 else Scale(low, high + 1e-12, height)
-    size = width / max(1, len(values))
     line, ticks, pen = "", "", False
-    for i, number in enumerate(values):
-        x = f"{(i + 0.5) * size:.1f}"
-        if math.isfinite(number):
-            line += f"{'L' if pen else 'M'}{x} {scale(number):.1f}" + ("" if pen else "h.1")
-            pen = True
-        else:
-            pen = False
+    for i, (group, top) in enumerate(zip(groups, highest, strict=True)):
+        x = f"{(i + 0.5) * width / many:.1f}"
+        if top is not None:
+            line += f"{'L' if pen else 'M'}{x} {scale(top):.1f}" + ("" if pen else "h.1")
+        pen = top is not None
+        if not all(map(math.isfinite, group)):
             ticks += f"M{x} {height - 5}v5"
-    bad = f'<path class="l lbad" d="{ticks}"/>' if ticks else ""
-    return Markup(f'<path class="l l1" d="{line}"/>{bad}')
+    return line, ticks
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:

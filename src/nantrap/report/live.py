@@ -164,14 +164,14 @@ def sparkline(column: Column, *, width: int, log: bool = True) -> str:
 
 
 def _bars(column: Column, width: int, *, log: bool) -> str:
-    """A curve in one line of text: a block for each group of steps, another sign where most were not finite."""
+    """A curve in one line of text: a block for each group of steps, another sign where few or none were finite."""
     edges = np.linspace(0, len(column), min(width, len(column)) + 1).astype(np.int64)[:-1]
     finite = np.isfinite(column.value)
     good = np.add.reduceat(finite, edges, dtype=np.int64)
     count = np.diff(np.append(edges, len(column)))
     mean = np.add.reduceat(np.where(finite, column.value, 0.0), edges) / np.maximum(good, 1)
     high = np.maximum.reduceat(np.where(finite, column.value, -np.inf), edges)
-    gap = 2 * good <= count  # a step or two that were skipped are counted elsewhere
+    gap = 4 * good < count  # single steps that were skipped are counted elsewhere
     level = np.where(high > 3 * np.abs(mean), high, mean)  # a spike shows by its height
     level = np.clip(np.where(gap, np.nan, level), -1e300, 1e300)
     if log and (level[~gap] > 0).all():

@@ -145,6 +145,14 @@ class IncidentView:
     others: tuple[SimilarRow, ...]
 
 
+_OF_RANGE = frozenset({"exp_overflow", "exploding_recurrence", "input_out_of_scale", "unknown"})
+
+
+def _is_of_range(cause: Cause | None) -> bool:
+    """Whether values may have become too large for their dtype. How far the others were from it explains nothing."""
+    return cause is None or cause.slug in _OF_RANGE or cause.code.startswith(("NT4", "NT5"))
+
+
 def view_incident(incident: Incident, around: Surroundings | None = None) -> IncidentView:
     """The view of an incident with what was found around it."""
     around = around or Surroundings()
@@ -169,7 +177,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         else (),
         path=path_of_poison(incident),
         frames=tuple(frame_row(frame) for frame in incident.frames),
-        limit=(dtype, LARGEST[dtype]) if dtype in LARGEST else None,
+        limit=(dtype, LARGEST[dtype]) if dtype in LARGEST and _is_of_range(cause) else None,
         magnitudes=growths(incident, dtype),
         stats=rows[:_FINDINGS_SHOWN],
         more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],

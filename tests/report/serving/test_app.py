@@ -68,6 +68,15 @@ def test_one_run_its_report_and_its_incidents(client: TestClient) -> None:
     assert "proven by trial 1" in incident.text
 
 
+def test_events_are_grouped_by_cause(tmp_path: Path) -> None:
+    lines = [skipped(step, "log_of_zero" if step % 2 else "bad_input_data") for step in range(4, 250)]
+    write_run(tmp_path / "exp1", [*(line(step) for step in range(4)), *lines])
+    client = served(tmp_path)
+    page = client.get(f"/run/{ident(client)}").text
+    assert page.count('<li data-step="') == 2
+    assert 'NT201</b> skipped<span class="times"> 123 times since step 5</span>' in page
+
+
 def test_series_of_a_short_and_of_a_long_range(tmp_path: Path) -> None:
     write_run(tmp_path / "long", [line(step, float(step)) for step in range(6000)])
     client = served(tmp_path)

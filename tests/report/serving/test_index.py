@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nantrap.health import judge
+from nantrap.record import open_run
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
 from nantrap.report.serving.summary import RecentSteps, state_of
@@ -62,6 +64,25 @@ def test_a_run_that_says_that_it_is_over(tmp_path: Path, end: dict[str, str], st
     with (tmp_path / "exp1" / "journal-r0.jsonl").open("a") as file:
         file.write(json.dumps(line(1)) + "\n")
     assert opened(tmp_path).summaries()[0].state.word == "healthy"  # it was started again
+
+
+@pytest.mark.parametrize(
+    ("losses", "word", "tone"),
+    [
+        ([5.0 - step / 100 for step in range(300)], "finished", "ok"),
+        ([5.0 - step / 100 for step in range(299)] + [math.nan], "finished", "warn"),
+        ([math.nan if step % 2 else 1.0 for step in range(300)], "sick", "bad"),
+    ],
+)
+def test_a_finished_run_has_the_verdict_of_nantrap_check(
+    losses: list[float], word: str, tone: str, tmp_path: Path
+) -> None:
+    lines = [line(step, loss) if math.isfinite(loss) else skipped(step) for step, loss in enumerate(losses)]
+    run = write_run(tmp_path / "exp1", [*lines, {"step": 300, "kind": "run_ends"}])
+    (summary,) = opened(run).summaries()
+    assert (summary.state.word, summary.state.tone) == (word, tone)
+    verdict = {"ok": "healthy", "warn": "doubtful", "bad": "sick"}[tone]
+    assert judge(open_run(run)).word == verdict
 
 
 def test_curves_keep_the_spike_and_count_what_is_not_finite(tmp_path: Path) -> None:

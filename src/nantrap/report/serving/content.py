@@ -94,7 +94,16 @@ def feed_of(rows: list[JournalRow], run: Path) -> list[dict[str, Any]]:
         first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
         summary = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
         events.append(event_of(JournalRow(step, str(found.get("action", "skip")), {}, incident=summary), folder.name))
-    return sorted(events, key=lambda event: -int(event["step"]))[:40]
+    return grouped(sorted(events, key=lambda event: -int(event["step"])))[:40]
+
+
+def grouped(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The latest event of each cause and action, with how many there are in the list, and the step of the first."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in events:
+        latest = groups.setdefault((event["code"], event["did"]), {**event, "times": 0})
+        latest |= {"times": latest["times"] + 1, "first": event["step"], "folder": latest["folder"] or event["folder"]}
+    return list(groups.values())
 
 
 def event_of(row: JournalRow, folder: str) -> dict[str, Any]:
@@ -106,7 +115,7 @@ def event_of(row: JournalRow, folder: str) -> dict[str, Any]:
     return {
         "step": row.step, "tone": tone, "sign": sign, "code": visible(entry.code if entry else "incident"),
         "did": VERBS.get(row.action, "recorded"), "text": visible("; ".join(part for part in said if part)),
-        "folder": folder,
+        "folder": folder, "times": 1, "first": row.step,
     }  # fmt: skip
 
 
@@ -139,7 +148,7 @@ def lines_of(log: ForeignLog | None) -> list[dict[str, Any]]:
     return [
         {
             "step": note.step, "tone": "warn", "sign": "▲", "code": f"line {note.line:,}", "did": "",
-            "text": visible(note.text), "folder": "",
+            "text": visible(note.text), "folder": "", "times": 1, "first": note.step,
         }
         for note in found
     ]  # fmt: skip

@@ -31,6 +31,13 @@ def stamp(path: Path) -> tuple[int, int]:
     return sum(status.st_size for status in statuses), max(status.st_mtime_ns for status in statuses)
 
 
+def verdict_of(run: Run) -> tuple[str, str]:
+    """The verdict of `nantrap check` in a word, and its first reason."""
+    found = judge(run)
+    why = (finding for finding in found.findings if finding.outcome == found.outcome)
+    return found.word, next((visible(finding.summary) for finding in why), "")
+
+
 class ForeignLog:
     """An opened log. Holds the run that it describes, and a lock: several requests may ask for it at once.
 
@@ -70,10 +77,8 @@ class ForeignLog:
 
     def verdict(self) -> tuple[str, str]:
         """The verdict of `nantrap check` on what was read, in a word, and its first reason."""
-        found = judge(self.run)
-        why = (finding for finding in found.findings if finding.outcome == found.outcome)
-        reason = next((visible(finding.summary) for finding in why), "")
-        return found.word, f"in the end of the log: {reason}" if self._only_end else reason
+        word, reason = verdict_of(self.run)
+        return word, f"in the end of the log: {reason}" if self._only_end else reason
 
     def rows(self, *, most: int = 2000, after: int | None = None) -> list[JournalRow]:
         """The last steps, or those after a step."""

@@ -16,9 +16,11 @@ from typing import Any
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted, visible
+from nantrap.record import open_run
+from nantrap.report.charts import spark_paths
 from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
 from nantrap.report.numbers import duration
-from nantrap.report.serving.foreign import ForeignLog
+from nantrap.report.serving.foreign import ForeignLog, verdict_of
 from nantrap.report.surroundings import read_json
 
 RECENT = 100
@@ -29,8 +31,8 @@ _STALLED_LEAST_SECONDS = 60.0
 _QUIET_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 86_400.0
 _DIVERGING = 3.0
-_SPARK = 60
 _TAIL_BYTES = 96 * 1024
+_JUDGED_BYTES = 4 * 1024 * 1024
 
 ORDER = (
     "stopped",
@@ -76,8 +78,8 @@ class RecentSteps:
         ended: whether the run recorded its end.
         error: the class of the exception that ended it; empty if none did.
         best: the smallest middle loss of an earlier stretch, where known.
-        verdict: of a log of another tool, which says nothing of its process: the verdict of `nantrap check` in a word
-            and its first reason; `None` for a run of nantrap.
+        verdict: the verdict of `nantrap check` in a word and its first reason, of a log of another tool, which says
+            nothing of its process, and of a run that has ended; else `None`.
     """
 
     losses: Sequence[float]
@@ -97,20 +99,24 @@ class RecentSteps:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A word for the state, a sentence that says why, and a sign and a colour."""
+    """A word for the state, a sentence that says why, and a sign and a colour: those of its health.
+
+    `health` is the verdict on a run that has ended, if it is not too long to be judged for a list.
+    """
 
     word: str
     reason: str
+    health: str = ""
 
     @property
     def sign(self) -> str:
         """The sign next to the word."""
-        return _SIGNS[self.word][1]
+        return _SIGNS[self.health or self.word][1]
 
     @property
     def tone(self) -> str:
         """`bad`, `warn`, `ok` or `muted`."""
-        return _SIGNS[self.word][0]
+        return _SIGNS[self.health or self.word][0]
 
     @property
     def rank(self) -> int:
@@ -132,7 +138,9 @@ def state_of(recent: RecentSteps) -> RunState:
     if recent.verdict is not None and recent.verdict[0] == "sick":
         return RunState(*recent.verdict)
     if done or recent.ended:
-        return RunState("finished", "all steps are done" if done else "the run has ended")
+        word, reason = recent.verdict or ("", "")
+        over = "all steps are done" if done else "the run has ended"
+        return RunState("finished", reason if word == "doubtful" else over, word)
     if recent.verdict is not None:
         return _foreign(recent, *recent.verdict)
     if recent.age > patience:
@@ -264,7 +272,7 @@ class Summary:
             "id": self.ident, "name": self.name, "state": self.state.word, "tone": self.state.tone,
             "sign": self.state.sign, "reason": self.state.reason, "step": self.step, "total": self.judged.total,
             "loss": finite_or_none(self.loss), "applied": self.recent_applied, "recent": self.recent,
-            "modified": self.modified, "spark": [finite_or_none(v) for v in self.spark],
+            "modified": self.modified, "spark": spark_paths(self.spark),
             "grad_norm": finite_or_none(self.grad_norm), "lr": finite_or_none(self.lr), "scale": self.scale,
             "incident": self.incident, "code": BY_SLUG[self.incident].code if self.incident in BY_SLUG else "",
             "incident_step": self.incident_step, "kind": self.kind,
@@ -294,6 +302,8 @@ def summary_of_run(
         error=visible(str(end.over.get("error", ""))) if end.over is not None else "",
         best=best,
     )
+    if end.over is not None and journal.stat().st_size <= _JUDGED_BYTES:
+        judged = replace(judged, verdict=verdict_of(open_run(folder)))
     summary = _summary(ident, folder, root, rows, judged, modified)
     return replace(summary, event=event, process=_process(info))
 
@@ -332,7 +342,7 @@ def _summary(
         judged=judged,
         state=state_of(judged),
         last=rows[-1] if rows else JournalRow(0, "", {}),
-        spark=tuple(_thinned([row.numbers.get("loss", math.nan) for row in rows[-600:]])),
+        spark=tuple(row.numbers.get("loss", math.nan) for row in rows[-600:]),
         recent=len(rows),
         recent_applied=sum(1 for row in rows if row.action == "apply"),
     )
@@ -341,14 +351,6 @@ def _summary(
 def _name(path: Path, root: Path) -> str:
     relative = path.relative_to(root).as_posix()
     return path.name if relative == "." else relative
-
-
-def _thinned(values: list[float]) -> list[float]:
-    """At most 60 values for a spark; a group with a NaN in it is NaN, so that no gap is hidden."""
-    if len(values) <= _SPARK:
-        return values
-    groups = [values[len(values) * i // _SPARK : len(values) * (i + 1) // _SPARK] for i in range(_SPARK)]
-    return [math.nan if any(not math.isfinite(v) for v in group) else max(group) for group in groups]
 
 
 def _process(info: Mapping[str, Any]) -> int | None:

@@ -53,22 +53,9 @@
   // ---- the list of runs
   const listPage = () => {
     const body = byId("rows"), filter = byId("filter"), kinds = JSON.parse(root.dataset.kinds);
-    const spark = (values) => {
+    const spark = ([line, ticks]) => {
       const picture = make("svg", { width: 120, height: 22, role: "img", "aria-label": "loss of the last steps" });
-      const good = values.filter((v) => v !== null);
-      if (!good.length) return picture;
-      const low = Math.min(...good), high = Math.max(...good), log = low > 0;
-      const place = (v) => (log ? Math.log(v) : v);
-      const bottom = place(low), span = place(high) - bottom || 1;
-      let line = "", ticks = "", pen = false;
-      values.forEach((v, i) => {
-        const x = ((i + 0.5) * 120 / values.length).toFixed(1);
-        if (v === null) { pen = false; ticks += `M${x} 17v5`; return; }
-        line += `${pen ? "L" : "M"}${x} ${(21 - 20 * (place(v) - bottom) / span).toFixed(1)}${pen ? "" : "h.1"}`;
-        pen = true;
-      });
-      picture.append(make("path", { class: "l l1", d: line }));
-      if (ticks) picture.append(make("path", { class: "l lbad", d: ticks }));
+      picture.append(make("path", { class: "l l1", d: line }), make("path", { class: "l lbad", d: ticks }));
       return picture;
     };
     const cell = (kind, classes, ...content) => {
@@ -194,11 +181,19 @@
       const y = (v) => height - height * Math.min(1, Math.max(0, (place(v) - place(low)) / (place(high) - place(low) || 1)));
       const span = Math.max(1, data.last - data.first + 1), width = data.width;
       const x = (step) => 1000 * (step + width / 2 - data.first) / span;
-      let line = "", band = "", back = "", bad = "", pen = false;
+      // a few steps that are not finite do not break the curve: it goes on from the last value, above their red ticks
+      const bridge = Math.max(2, rows.length / 40);
+      let line = "", band = "", back = "", bad = "", pen = false, gap = 0;
       const close = () => { if (band) band += `${back}z`; back = ""; };
       for (const [step, lowest, middle, highest] of rows) {
         const at = x(step).toFixed(1);
-        if (middle === null) { pen = false; close(); bad += `M${at} ${height - 9}v9`; continue; }
+        if (middle === null) {
+          bad += `M${at} ${height - 9}v9`;
+          gap += 1;
+          if (pen && gap > bridge) { pen = false; close(); }
+          continue;
+        }
+        gap = 0;
         line += `${pen ? "L" : "M"}${at} ${y(middle).toFixed(1)}${pen ? "" : "h.1"}`;
         if (width > 1) { band += `${pen ? "L" : "M"}${at} ${y(highest).toFixed(1)}`; back = `L${at} ${y(lowest).toFixed(1)}${back}`; }
         pen = true;
@@ -312,13 +307,18 @@
       document.title = `${plain(message.run.name)}: ${message.run.state}, step ${last.toLocaleString("en-US")} · nantrap live`;
       for (const [id, text] of Object.entries(message.facts)) set(id, text);
       for (const event of message.events) {
-        if (feed.querySelector(`[data-step="${Number(event.step)}"]`)) continue;
+        const group = `${event.code} ${event.did}`;
+        const before = [...feed.children].find((item) => item.dataset.group === group);
+        if (before && Number(before.dataset.step) >= event.step) continue;
         byId("no-events")?.remove();
         const item = tag("li");
-        item.dataset.step = event.step;
+        const first = before ? Number(before.dataset.first) : event.step, times = before ? Number(before.dataset.times) + 1 : 1;
+        Object.assign(item.dataset, { step: event.step, first, times, group });
         const said = tag("span");
         said.append(tag("b", event.tone, `${event.sign} ${event.code}`), ` ${event.did}`);
+        said.append(tag("span", "times", times > 1 ? ` ${whole(times)} times since step ${whole(first)}` : ""));
         item.append(tag("span", "num mono", `${whole(event.step)}\u00a0`), said, tag("span", "note break", event.text));
+        before?.remove();
         feed.prepend(item);
         while (feed.children.length > 40) feed.lastElementChild.remove();
       }
