@@ -111,16 +111,10 @@ def test_the_evidence_follows() -> None:
         "nantrap stopped it here: no optimizer step",
         "640 of 640 values not finite (100 %)",
         "as before step 7",
-        "limit of float32: 3.4028e+38",
         "bmm → clone blocks.0.attention, lines 40 to 41 a part of its values 6.25 %",
         "addmm head, line 52 a part of its values 50 %",
         "7 more operations not finite either",
         "mean loss, line 60 every value 100 %",
-        "How large the result of aten._softmax in blocks.0.attention was",
-        "limit of float16: 65504",
-        "times what it was at step 5, with 3.5 bits left. Measured after the failure: 2 steps were run again from an",
-        "How large the output of blocks.0.attention was",
-        "At step 6 it was 512 times what it was at step 4, with 3.5 bits left. Sampled while the run was healthy, in 2",
         "✗ refuted by trial 2",
         "with a tenth of the learning rate it is still NaN",
         "control nothing: the step as it was ✖ not finite , loss NaN 20 ms fails as it did: the trials count",
@@ -130,6 +124,27 @@ def test_the_evidence_follows() -> None:
         "not known: the batch carries no index",
     ):
         assert words in page.text, words
+
+
+OVERFLOW = replace(MASKED, causes=(Cause("fp16_forward_overflow"),))
+
+
+def test_sizes_are_shown_where_range_may_be_the_cause() -> None:
+    page = Checked(incident_page(view_incident(OVERFLOW)))
+    for words in (
+        "limit of float32: 3.4028e+38",
+        "How large the result of aten._softmax in blocks.0.attention was",
+        "limit of float16: 65504",
+        "times what it was at step 5, with 3.5 bits left. Measured after the failure: 2 steps were run again from an",
+        "How large the output of blocks.0.attention was",
+        "At step 6 it was 512 times what it was at step 4, with 3.5 bits left. Sampled while the run was healthy, in 2",
+        "bits left",
+    ):
+        assert words in page.text, words
+    masked = Checked(incident_page(view_incident(MASKED))).text
+    assert "Operations before" in masked
+    assert "headroom" not in masked
+    assert "bits left" not in masked
 
 
 @pytest.mark.parametrize("phase", ["data", "state", "forward", "backward", "optimizer"])
@@ -170,27 +185,17 @@ def test_a_long_path_shows_its_beginning_and_its_end() -> None:
 
 
 def test_a_file_of_an_older_version_shows_the_samples_of_its_headroom() -> None:
-    older = replace(MASKED, magnitudes=(), headroom={"4": 12.5, "5": 9.0, "6": 3.5})
+    older = replace(OVERFLOW, magnitudes=(), headroom={"4": 12.5, "5": 9.0, "6": 3.5})
     text = Checked(incident_page(view_incident(older))).text
     assert "How large the output of blocks.0.attention was" in text
     assert "At step 6 it was 512 times what it was at step 4, with 3.5 bits left." in text
 
 
 def test_a_page_says_what_was_not_sampled() -> None:
-    overflow = replace(MASKED, magnitudes=(), causes=(Cause("fp16_forward_overflow"),))
-    text = Checked(incident_page(view_incident(overflow))).text
+    text = Checked(incident_page(view_incident(replace(OVERFLOW, magnitudes=())))).text
     said = "How large this module's values were over the last steps is not known: no step before this one was sampled"
     assert f"{said} ( Sampling(magnitudes_every=64) ; compiled models are never sampled)." in text
     assert "keeps it." not in Checked(incident_page(view_incident(MASKED))).text
-
-
-def test_headroom_is_shown_where_range_may_be_the_cause() -> None:
-    overflow = replace(MASKED, magnitudes=(), causes=(Cause("fp16_forward_overflow"),))
-    assert "bits left" in Checked(incident_page(view_incident(overflow))).text
-    masked = Checked(incident_page(view_incident(replace(MASKED, magnitudes=())))).text
-    assert "Operations before" in masked
-    assert "headroom" not in masked
-    assert "bits left" not in masked
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:

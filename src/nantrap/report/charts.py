@@ -374,8 +374,12 @@ def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(found: Envelope) -> Iterator[tuple[int, int]]:
-    """Stretches that one line may cross: columns without any value (a rare measurement) do not break it, NaN does."""
+    """Stretches that one line may cross: columns without any value (a rare measurement) do not break it, nor do a few
+    that are not finite (steps that were skipped); many do."""
     broken = (found.finite == 0) & (found.nonfinite > 0)
+    for first, last in _runs(broken):
+        if last - first < len(found) // 40:
+            broken[first : last + 1] = False
     for first, last in _runs(~broken):
         if found.finite[first : last + 1].any():
             yield first, last

@@ -136,7 +136,7 @@ def _sections(view: IncidentView, *, before: bool) -> Sequence[tuple[str, str]]:
         "environment": bool(view.environment or view.around.files),
     }
     titles = (
-        ("source", "Source"), ("path", "Path of the poison"), ("before", "Headroom"), ("stats", "Statistics"),
+        ("source", "Source"), ("path", "Path of the poison"), ("before", "Operations before"), ("stats", "Statistics"),
         ("samples", "Guilty samples"), ("causes", "Causes"), ("trials", "Trials"), ("fix", "Fix and next steps"),
         ("replay", "Replay"), ("diagnostic", "As text"), ("environment", "Environment"),
         ("similar", "Similar incidents"),

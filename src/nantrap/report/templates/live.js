@@ -182,7 +182,7 @@
       const span = Math.max(1, data.last - data.first + 1), width = data.width;
       const x = (step) => 1000 * (step + width / 2 - data.first) / span;
       // a few steps that are not finite do not break the curve: it goes on from the last value, above their red ticks
-      const bridge = Math.max(2, rows.length / 40);
+      const bridge = Math.floor(rows.length / 40);
       let line = "", band = "", back = "", bad = "", pen = false, gap = 0;
       const close = () => { if (band) band += `${back}z`; back = ""; };
       for (const [step, lowest, middle, highest] of rows) {
