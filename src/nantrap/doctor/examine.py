@@ -19,6 +19,7 @@ from nantrap.doctor.configuration.setting import Setting, SettingSource, first_b
 from nantrap.doctor.configuration.shell_file import read_shell
 from nantrap.doctor.configuration.tree import Branch, UnreadableSettingsError, composed, resolved, settings_of
 from nantrap.doctor.configuration.tree_files import read_tree
+from nantrap.doctor.evidence import judged
 from nantrap.doctor.files import Text, read_files
 from nantrap.doctor.report import SEVERITY_OF, DoctorReport, Fact, LeftOut
 from nantrap.doctor.repository import Repository, framework_of, sources_of, split_python
@@ -108,6 +109,7 @@ def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorRep
     trees: dict[str, Branch] = {}
     for text in read_files(paths, notes):
         texts[text.file] = text
+        repository.roots[text.file] = text.root
         if not text.interesting:
             continue
         try:
@@ -185,7 +187,7 @@ def _run(repository: Repository) -> Iterable[Problem]:
     for source in list(repository.sources):
         for check in CONFIGURATION:
             for found in check.function(source, repository):
-                yield _finding(check.row, source.file, found)
+                yield _finding(check.row, source.file, judged(found, check.row.code, source.file, None, repository))
     for module in repository.modules:
         yield from _run_module(module, repository)
 
@@ -197,7 +199,7 @@ def _run_module(module: Module, repository: Repository) -> Iterable[Problem]:
         except RecursionError:
             continue  # an expression nested a thousand deep; the other checks still run
         for each in found:
-            yield _finding(check.row, module.file, each)
+            yield _finding(check.row, module.file, judged(each, check.row.code, module.file, module, repository))
 
 
 def _finding(row: CheckCode, file: str, seen: Sighting) -> Problem:

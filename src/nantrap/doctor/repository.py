@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nantrap.doctor.configuration.names import plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceKind, SourceRole
 from nantrap.doctor.source.expressions import dotted, name_of
-from nantrap.doctor.source.module import Function, Module
+from nantrap.doctor.source.module import Function, Module, parts_inside
 
 if TYPE_CHECKING:
     from nantrap.doctor.source.module import Module
@@ -47,8 +47,14 @@ class Repository:
     sources: list[SettingSource] = field(default_factory=list)
     modules: list[Module] = field(default_factory=list)
     """The Python files that may train with PyTorch: no tests, and nothing written for another library."""
+    roots: dict[str, str] = field(default_factory=dict)
+    """The path that was asked for, by the file that was found there."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What a check has found out about all files, so that it is found out once."""
+
+    def inside(self, file: str) -> list[str]:
+        """The folders around a file below the path that was asked for, and its name."""
+        return parts_inside(file, self.roots.get(file, ""))
 
     def by_role(self, role: SourceRole) -> list[SettingSource]:
         """Every source with this role."""

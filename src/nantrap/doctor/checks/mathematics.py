@@ -13,7 +13,7 @@ from typing import Final
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.setting import UNKNOWN
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.domains import leaves_domain
+from nantrap.doctor.source.domains import keeps_from_elsewhere, leaves_domain
 from nantrap.doctor.source.expressions import (
     additions,
     dotted,
@@ -75,9 +75,9 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
 def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sighting]:
     """torch.where chooses the good value, but the bad one still gives a NaN gradient.
 
-    High where the condition tests all that the argument depends on, and the function is part of a forward pass or a
-    loss, directly or through its callers in other files. Not where the result is only a field of what the function
-    gives: no loss is seen that uses it.
+    Certain where the condition tests all that the argument depends on, and keeps it from what it must not be; and
+    where the function is part of a forward pass or a loss, directly or through its callers in other files. Not where
+    the result is only a field of what the function gives: no loss is seen that uses it.
     """
     for call, place in module.sites("where"):
         found = operation(module, call)
@@ -94,18 +94,20 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
         if _UNGUIDED.search(place.function.name.lower()) or _of_an_optimizer(place.function):
             continue
         for side, chosen in zip(sides, (True, False), strict=True):
-            risky, depends = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
+            risky, doubt = _risky(module, side, place.function, call.lineno, condition, chosen=chosen)
             if risky is not None:
                 target = place.statement.targets[0] if isinstance(place.statement, ast.Assign) else None
-                aside = depends or (
-                    target is not None and _is_only_a_field(place.function, dotted(target), call.lineno)
-                )
+                if target is not None and _is_only_a_field(place.function, dotted(target), call.lineno):
+                    doubt = doubt or "no loss was seen to use the result"
+                if not _is_trained(module, place.function, repository):
+                    doubt = doubt or "no forward pass or loss was seen to call it"
                 yield Sighting(
-                    "high" if not aside and _is_trained(module, place.function, repository) else "medium",
+                    "high",
                     call.lineno,
                     ast.unparse(side)[:80],
                     f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN",
                     "make the argument safe with an inner where",
+                    doubt=doubt,
                 )
                 break
 
@@ -339,17 +341,17 @@ def _is_trained(module: Module, function: Function, repository: Repository) -> b
 
 def _risky(
     module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr, *, chosen: bool
-) -> tuple[ast.expr | None, bool]:
+) -> tuple[ast.expr | None, str]:
     """The logarithm, root or division inside a branch whose argument nothing protects.
 
-    The second value says whether it takes more than the condition to know that the argument leaves its domain in
-    training: it depends on something else, too, or on given data alone.
+    The second value says why it takes more than the condition to know that the argument leaves its domain in training:
+    the argument depends on something else, too, or on given data alone, or the condition keeps it from something else.
     """
     guarded = _tested_names(condition)
     own = dotted(side)
     if own:
         if own.lower() in guarded:
-            return None, True  # the condition tests the result
+            return None, ""  # the condition tests the result
         side = _followed(side, function, line, 2)
     name = dotted(condition)
     definition = function.latest(name, line) if name else None
@@ -375,10 +377,17 @@ def _risky(
             kind = found.name if found is not None else "div"
             test = condition if definition is None else definition
             leaves = leaves_domain(module, function, kind, argument, test, chosen=chosen)
-            if leaves is not False:
-                others = {name for name in names_in(argument) - guarded if name in _tensor_names(function)}
-                return each, (bool(others) and not opaque) or not _learns(module, argument, function, line)
-    return None, True
+            if leaves is False:
+                continue
+            others = {name for name in names_in(argument) - guarded if name in _tensor_names(function)}
+            if others and not opaque:
+                return each, "its argument depends on more than the condition tests"
+            if not _learns(module, argument, function, line):
+                return each, "its argument was not seen to be learned"
+            if keeps_from_elsewhere(module, function, kind, argument, test):
+                return each, "the condition tests a limit, and not the value at which it has no derivative"
+            return each, ""
+    return None, ""
 
 
 def _tested_names(condition: ast.expr) -> set[str]:

@@ -39,7 +39,7 @@ _SCALER: Final = re.compile(
 def precision_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The trainer, the launcher and DeepSpeed name different dtypes.
 
-    High where it is plain that they are run together (`Repository.runs_with`), else medium.
+    Certain where it is plain that they are run together.
     """
     if source.role == "launcher":
         pairs = repository.partners(source, "deepspeed")
@@ -60,10 +60,11 @@ def precision_mismatch(source: SettingSource, repository: Repository) -> Iterato
             there = theirs[1]
             yield Sighting.at(
                 mine[1],
-                "high" if repository.runs_with(source, role) else "medium",
+                "high",
                 f"{_ROLES[source.role]} asks for {_SHORT[mine[0]]} ({mine[1].name}), {_ROLES[role]} for "
                 f"{_SHORT[theirs[0]]} ({there.name} at {there.file}:{there.line})",
                 f"name {_SHORT[theirs[0]]} in both, or leave one of them out",
+                doubt=_apart(source, role, repository),
             )
             return
 
@@ -107,6 +108,7 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
         return
     if "Accelerator" in module.calls or "scale_loss" in module.calls:
         return
+    steps_elsewhere = any("step" in each.calls for each in repository.modules if each is not module)
     for flow in _differentiating(module):
         backwards = [event for event in flow.of("backward") if not event.scaled and not event.managed]
         if not backwards:
@@ -127,6 +129,7 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
                 f"autocast {meant} around a loss whose backward (line {backwards[0].line}) uses no GradScaler: "
                 "small gradients become zero",
                 "use dtype=torch.bfloat16, or a GradScaler",
+                doubt="" if flow.trains or not steps_elsewhere else "no step of an optimizer was seen",
             )
 
 
@@ -158,15 +161,15 @@ def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator
     beside = (
         f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
     )
-    certain = bf16 and repository.runs_with(source, "launcher")
     yield Sighting(
-        "high" if certain else "medium" if named or bf16 else "low",
+        "high" if bf16 else "medium" if named else "low",
         asked.setting.line,
         True,
         f"{asked.setting.name} is on and no dtype is named: torch.autocast on CUDA takes float16, "
         f"without loss scaling unless the code has a GradScaler{beside}",
         "name the dtype: bf16: true, and dtype=torch.bfloat16 in torch.autocast",
         asked.setting.file,
+        _apart(source, "launcher", repository) if bf16 else "",
     )
 
 
@@ -185,7 +188,7 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         bf16 = theirs is not None and theirs[0] == "bfloat16"
         yield Sighting.of(
             call,
-            "high" if bf16 and repository.runs_with(here, "launcher") else "medium",
+            "high" if bf16 else "medium",
             "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
             + (
                 f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
@@ -193,6 +196,7 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
                 else ""
             ),
             "use accelerator.autocast(), or name the dtype",
+            doubt=_apart(here, "launcher", repository) if bf16 else "",
         )
 
 
@@ -258,12 +262,13 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sigh
         names = {"bf16": "bfloat16", "fp16": "float16"}
         if any(says_no(each) for each in choices) and not any(names.get(str(each)) == theirs[0] for each in choices):
             yield Sighting(
-                "high" if repository.runs_with(here, "launcher") else "medium",
+                "high",
                 call.lineno,
                 ast.unparse(given),
                 f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher '
                 f"asks for ({theirs[1].file}:{theirs[1].line})",
                 "drop the argument; the launcher decides then",
+                doubt=_apart(here, "launcher", repository),
             )
 
 
@@ -330,14 +335,20 @@ def overridden_by_no(source: SettingSource, setting: Setting, repository: Reposi
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
     if theirs is not None and theirs[0] in ("float16", "bfloat16"):
         yield Sighting(
-            "high" if repository.runs_with(source, "launcher") else "medium",
+            "high",
             setting.line,
             "no",
             f'mixed_precision="no" overrides the launcher, which asks for {_SHORT[theirs[0]]} '
             f"({theirs[1].file}:{theirs[1].line})",
             "drop the argument; the launcher decides then",
             setting.file,
+            _apart(source, "launcher", repository),
         )
+
+
+def _apart(source: SettingSource, role: SourceRole, repository: Repository) -> str:
+    """That nothing shows that a source runs with the launcher or DeepSpeed file near it; empty if something does."""
+    return "" if repository.runs_with(source, role) else "whether the two run together was not seen"
 
 
 def _fp16_beside(source: SettingSource, scale: Setting) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.names import plain
 from nantrap.doctor.configuration.precision import has_adapters
+from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, shared
 from nantrap.doctor.repository import Repository, resolved_value
 from nantrap.doctor.source.expressions import dotted, name_of
@@ -103,20 +104,16 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
             continue
         modules = [module for module in repository.modules if module.file == source.file]
-        if any(_is_demonstration(module) or (rate == 1 and _schedules(module)) for module in modules):
+        if any(module.is_demonstration or (rate == 1 and _schedules(module)) for module in modules):
             continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         usual = _usual_for(source, repository)
         rival = _rival(source, each)
-        certain = not usual and not rival and _is_too_high(source, rate, repository)
-        doubt = f"usual for {usual or 'a small network'}, too high for a deep one"
-        yield Sighting.at(
-            each,
-            "high" if certain else "medium",
-            f"{each.name} is {rate:g} with {name}" + ("" if certain else f": {rival or doubt}"),
-            "begin with 1e-4",
-        )
+        certain = not usual and _is_too_high(source, rate, repository)
+        doubt = rival or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
+        doubt = doubt or ("it trains tensors, and no network" if _of_tensors(modules, source, each) else "")
+        yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4", doubt=doubt)
 
 
 @configuration_check("warmup_too_short")
@@ -186,6 +183,23 @@ def _rival(source: SettingSource, rate: Setting) -> str:
     return f"too high if it is chosen; {rivals[0]} is given the same setting"
 
 
+def _of_tensors(modules: list[Module], source: SettingSource, rate: Setting) -> bool:
+    """Whether the optimizer of a rate gets tensors one by one, and no parameters of a network: `Adam([w], lr=1)`."""
+    calls = [each for module in modules for name in OPTIMIZERS for each in module.calls.get(name, ())]
+    given = [
+        (call.args[0], place)
+        for call, place in calls
+        if call.args and source.kind == "optimizer" and call.lineno <= rate.line <= (call.end_lineno or call.lineno)
+    ]
+    for first, place in given:
+        found = place.function.latest(dotted(first), first.lineno) if dotted(first) else first
+        if not isinstance(found, (ast.List, ast.Tuple)) or "parameters" in ast.unparse(found):
+            continue
+        if not any(isinstance(each, ast.Dict) for each in ast.walk(found)):
+            return True
+    return False
+
+
 def _usual_for(source: SettingSource, repository: Repository) -> str:
     """What a high learning rate of Adam is usual for, if the source or its project is such a thing; else nothing."""
     if has_adapters(source):
@@ -225,11 +239,6 @@ def _makes_network(module: Module) -> bool:
     """Whether a file has a network, or makes one of layers."""
     bases = [name_of(base) for each in module.classes for base in each.bases]
     return any(name.endswith("Module") for name in bases) or not _LAYERS.isdisjoint(module.calls)
-
-
-def _is_demonstration(module: Module) -> bool:
-    """Whether a file trains nothing, but shows what it defines under `__main__`."""
-    return "__main__" in module.text and {"backward", "fit", "train", "main"}.isdisjoint(module.calls)
 
 
 def _schedules(module: Module) -> bool:

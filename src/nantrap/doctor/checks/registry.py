@@ -24,7 +24,11 @@ from nantrap.incident.checks import CHECKS_BY_SLUG, CheckCode
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a check saw. `line` is in the file of the source or module unless `file` names another one."""
+    """What a check saw. `line` is in the file of the source or module unless `file` names another one.
+
+    `risk` is what it is worth if it is certain, and `doubt` what the check could not see that makes it certain, or
+    what speaks against it. The evidence (`nantrap.doctor.evidence`) decides what is printed.
+    """
 
     risk: Risk
     line: int
@@ -32,16 +36,17 @@ class Sighting:
     message: str
     fix: str
     file: str | None = None
+    doubt: str = ""
 
     @classmethod
-    def at(cls, setting: Setting, risk: Risk, message: str, fix: str) -> Sighting:
+    def at(cls, setting: Setting, risk: Risk, message: str, fix: str, *, doubt: str = "") -> Sighting:
         """What was seen of a setting, at its place."""
-        return cls(risk, setting.line, setting.value, message, fix, setting.file)
+        return cls(risk, setting.line, setting.value, message, fix, setting.file, doubt)
 
     @classmethod
-    def of(cls, node: ast.expr, risk: Risk, message: str, fix: str) -> Sighting:
+    def of(cls, node: ast.expr, risk: Risk, message: str, fix: str, *, doubt: str = "") -> Sighting:
         """What was seen of an expression, at its line; the value is its text."""
-        return cls(risk, node.lineno, ast.unparse(node)[:80], message, fix)
+        return cls(risk, node.lineno, ast.unparse(node)[:80], message, fix, None, doubt)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Iterator[Sighting]])

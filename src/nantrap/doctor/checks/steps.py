@@ -13,7 +13,7 @@ from typing import Final
 from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import dotted
+from nantrap.doctor.source.expressions import dotted, name_of
 from nantrap.doctor.source.flow import (
     LoopEvent,
     LoopFlow,
@@ -25,7 +25,9 @@ from nantrap.doctor.source.flow import (
 )
 from nantrap.doctor.source.module import Function, Module
 
-_CLEARED: Final = re.compile(r"zero_grad|grad\s*=\s*None|set_to_none|grad(\.data)?\.zero_|grad\s*\*=\s*0")
+_WRITES: Final = re.compile(r"grad|backward|perturb|project|closure")
+"""Words of calls that may write gradients between a `zero_grad` and the step."""
+_CLEARED: Final = re.compile(r"zero_grad|clear_grad|grad\s*=\s*None|set_to_none|grad(\.data)?\.zero_|grad\s*\*=\s*0")
 
 
 @source_check("clip_before_unscale")
@@ -107,6 +109,7 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Sighti
             None,
             "the optimizer steps and nothing in this file calls zero_grad: gradients add up from step to step",
             "call optimizer.zero_grad(set_to_none=True) after each step",
+            doubt=_may_clear(module, flow, steps, repository),
         )
 
 
@@ -145,6 +148,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Si
                         f"{clear.receiver or 'the'}.zero_grad() is between backward and the step of line "
                         f"{step.line}: the step sees no gradient",
                         "clear after the step",
+                        doubt=_rewritten(module, clear, step),
                     )
                     break
 
@@ -219,6 +223,37 @@ def optimizer_of_another_model(module: Module, repository: Repository) -> Iterat
                 "make the optimizer after the model",
             )
             break
+
+
+def _may_clear(module: Module, flow: LoopFlow, steps: list[LoopEvent], repository: Repository) -> str:
+    """Why the step may clear gradients itself, or is made once; empty if neither shows."""
+    if not any(step.around.loops for step in steps) and isinstance(flow.function.node, ast.Module):
+        return "no loop was seen around it"
+    around = {loop for step in steps for loop in step.around.loops}
+    if any(around & set(made.around.loops) for made in flow.of("optimizer")):
+        return "each pass makes a new optimizer"
+    for step in steps:
+        places = (step.function.assigned, module.attributes, module.functions[0].assigned)
+        made_by = [value for place in places for _, value in place.get(step.receiver, ())]
+        kinds = {name_of(each.func) for each in made_by if isinstance(each, ast.Call)}
+        own = [other for other in repository.modules for made in other.classes if made.name in kinds]
+        if any(_CLEARED.search(other.text) for other in own):
+            return "the optimizer is a class of this project that may clear them"
+    return ""
+
+
+def _rewritten(module: Module, clear: LoopEvent, step: LoopEvent) -> str:
+    """Why there may be gradients again at the step; empty if nothing between the two can write them."""
+    if clear.function is not step.function:
+        return ""
+    first, last = clear.line, step.line
+    for name, sites in module.calls.items():
+        if name in ("zero_grad", "step") or "clip" in name:
+            continue
+        for call, place in sites:
+            if place.function is step.function and first < call.lineno < last and _WRITES.search(ast.unparse(call)):
+                return "a call between the two may write gradients"
+    return ""
 
 
 def _clips_master(node: ast.AST) -> bool:

@@ -18,6 +18,8 @@ from nantrap.doctor.source.module import Function, Module
 _SAMPLES: Final = tuple(
     sign * size for size in (0.0, 1e-9, 1e-3, 0.1, 0.5, 0.9, 1.0, 2.0, 10.0, 80.0, 1e3) for sign in (1, -1)
 )
+_CLOSE: Final = 1e-2
+"""A limit this close to where the domain ends is a floor with a margin: `x > 1e-3`."""
 _COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -91,6 +93,32 @@ def leaves_domain(
         except _UnknownError:
             return None
     return False if tried else None
+
+
+def keeps_from_elsewhere(
+    module: Module, function: Function, name: str, argument: ast.expr, condition: ast.expr
+) -> bool:
+    """Whether a condition that tests a limit is about something else than the domain of an argument.
+
+    `where(norm > 0.999, x / norm, x)` rescales large values; that the norm may be 0 is not what it expects. The limit
+    is that of the domain if the argument leaves it there, or close by.
+    """
+    if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
+        return False
+    limit = module.value(condition.comparators[0], function)
+    if not isinstance(limit, (int, float)) or isinstance(limit, bool) or not dotted(condition.left):
+        return False
+    if _free_names(module, function, condition, argument) != 1:
+        return False
+    for x in (limit, limit - _CLOSE, limit + _CLOSE, *(x for x in _SAMPLES if abs(x - limit) <= _CLOSE)):
+        try:
+            if _outside(name, _computed(module, function, argument, x)):
+                return False
+        except (ArithmeticError, ValueError):
+            return False
+        except _UnknownError:
+            return False
+    return True
 
 
 def _outside(name: str, value: float) -> bool:

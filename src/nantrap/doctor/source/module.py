@@ -153,6 +153,11 @@ class Module:
         return "torch" not in self.text and not _OTHERS.isdisjoint(heads)
 
     @property
+    def is_demonstration(self) -> bool:
+        """Whether the file trains nothing, but shows what it defines under `__main__`."""
+        return "__main__" in self.text and {"backward", "fit", "train", "main"}.isdisjoint(self.calls)
+
+    @property
     def clips(self) -> bool:
         """Whether gradients are clipped anywhere in the file."""
         return any("clip_grad" in name or name == "clip_gradients" for name in self.calls)
@@ -168,7 +173,7 @@ def read_module(text: str, *, file: str, root: str = "", extra: Mapping[str, str
     tree = ast.parse(text)
     module = Module(file, tree, text)
     module.lines = text.splitlines()
-    module.folders = frozenset(_inside(file, root)[:-1])
+    module.folders = frozenset(parts_inside(file, root)[:-1])
     _Walk(module).run()
     _silence(module)
     module.settings = PythonSettings(module, extra=extra)
@@ -198,10 +203,10 @@ def is_test(file: str, root: str) -> bool:
     """Test files, files in a folder of tests below the given path, and scripts that measure time."""
     if _TEST_FILE.match(os.path.basename(file)):
         return True
-    return any(part in _TEST_FOLDERS for part in _inside(file, root)[:-1])
+    return any(part in _TEST_FOLDERS for part in parts_inside(file, root)[:-1])
 
 
-def _inside(file: str, root: str) -> list[str]:
+def parts_inside(file: str, root: str) -> list[str]:
     """The parts of a path below the path that was asked for."""
     inside = os.path.relpath(file, root) if root and root != file else os.path.basename(file)
     return inside.split(os.sep)
