@@ -1,7 +1,7 @@
 """What makes a finding certain, and what speaks against it: `judged` decides the risk that is printed.
 
-A check says what its code is worth where it is certain ("high"), and in `Sighting.doubt` what it could not see. Here the
-rest is asked, the same of every check: does a run start this file, does a run call this code, did the author mean it.
+A check says what its code is worth where it is certain ("high"), and in `Sighting.doubt` what it could not see. The
+rest is asked here, the same of every check: does a run start this file, does it call this code, did the author mean it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ _TRAINS_NOTHING: Final = re.compile(
     r"diagnos\w*|inspect\w*|verify|tests?|onnx|convert\w*|figures?|metrics?(?!_learning)|analy[sz]\w*|results?|outputs?|logs?|"
     r"archived?|deprecated|old|backups?|bak|third_?party|vendor\w*|external|unused|docs?)(_|\d|$)"
 )
-"""Words of files and folders that no training run starts: they evaluate, show, measure, or are kept from former runs."""
+"""Words of files and folders that no training run starts: they evaluate, show, measure, or were kept."""
 _TRAINS: Final = re.compile(r"train|tun(e|ing)|learn|distill")
 _GIVEN_DATA: Final = re.compile(
     r"(^|_)(data(set|sets|loader|loaders|module|modules)?|pre_?process\w*|augment\w*|transforms?|extract\w*|prepare\w*)(_|\d|$)"
 )
 """Words of files and folders that work on given data, through which no gradient passes."""
-_MEANT: Final = re.compile(
-    r"(?i)on purpose|intention|deliberate|by design|as intended|full precision|disable|not a bug"
-)
+_MEANT: Final = re.compile(r"(?i)on purpose|intention|deliberate|by design|as intended|full precision|disable")
 _OF_GRADIENTS: Final = frozenset({"NT852", "NT854", "NT860", "NT861", "NT862", "NT863", "NT868", "NT870"})
 """Checks of values: they harm only where a gradient passes."""
 _OF_TRAINING: Final = frozenset({"backward", "manual_backward", "fit", "training_step", "Trainer"})

@@ -112,7 +112,7 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         rival = _rival(source, each)
         certain = not usual and _is_too_high(source, rate, repository)
         doubt = rival or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
-        doubt = doubt or ("it trains tensors, and no network" if _of_tensors(modules, source, each) else "")
+        doubt = doubt or _of_few_parameters(modules, source, each)
         yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4", doubt=doubt)
 
 
@@ -183,8 +183,8 @@ def _rival(source: SettingSource, rate: Setting) -> str:
     return f"too high if it is chosen; {rivals[0]} is given the same setting"
 
 
-def _of_tensors(modules: list[Module], source: SettingSource, rate: Setting) -> bool:
-    """Whether the optimizer of a rate gets tensors one by one, and no parameters of a network: `Adam([w], lr=1)`."""
+def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setting) -> str:
+    """That the optimizer of a rate gets tensors one by one or a single layer: `Adam([w], lr=1)`; empty if it does not."""
     calls = [each for module in modules for name in OPTIMIZERS for each in module.calls.get(name, ())]
     given = [
         (call.args[0], place)
@@ -193,11 +193,15 @@ def _of_tensors(modules: list[Module], source: SettingSource, rate: Setting) -> 
     ]
     for first, place in given:
         found = place.function.latest(dotted(first), first.lineno) if dotted(first) else first
+        if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters":
+            made = place.function.latest(dotted(first.func.value), first.lineno)
+            if isinstance(made, ast.Call) and name_of(made.func) in ("Linear", "Embedding"):
+                return "it trains a single layer"
         if not isinstance(found, (ast.List, ast.Tuple)) or "parameters" in ast.unparse(found):
             continue
         if not any(isinstance(each, ast.Dict) for each in ast.walk(found)):
-            return True
-    return False
+            return "it trains tensors, and no network"
+    return ""
 
 
 def _usual_for(source: SettingSource, repository: Repository) -> str:
