@@ -184,7 +184,7 @@ def _rival(source: SettingSource, rate: Setting) -> str:
 
 
 def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setting) -> str:
-    """That the optimizer of a rate gets tensors one by one or a single layer: `Adam([w], lr=1)`; empty if it does not."""
+    """That the optimizer of a rate gets tensors, or a single layer: `Adam([w], lr=1)`; empty if it does not."""
     calls = [each for module in modules for name in OPTIMIZERS for each in module.calls.get(name, ())]
     given = [
         (call.args[0], place)
