@@ -20,12 +20,14 @@ from nantrap.doctor.source.module import Module
 
 _LOWER: Final[dict[Risk, Risk]] = {"high": "medium", "medium": "low", "low": "low"}
 _TRAINS_NOTHING: Final = re.compile(
-    r"(^|_)(debug\w*|demo|eval\w*|infer\w*|predict\w*|export\w*|plot\w*|visuali\w*|profil\w*|bench\w*|sanity|smoke|"
+    r"(^|_)(test_suite|debug\w*|demo|eval\w*|infer\w*|predict\w*|export\w*|plot\w*|visuali\w*|profil\w*|bench\w*|sanity|smoke|"
     r"diagnos\w*|inspect\w*|verify|tests?|onnx|convert\w*|figures?|metrics?(?!_learning)|analy[sz]\w*|results?|outputs?|logs?|"
     r"archived?|deprecated|old|backups?|bak|third_?party|vendor\w*|external|unused|docs?)(_|\d|$)"
 )
 """Words of files and folders that no training run starts: they evaluate, show, measure, or were kept."""
 _TRAINS: Final = re.compile(r"train|tun(e|ing)|learn|distill")
+_MEASURES: Final = re.compile(r"(^|_)(test_suite|bench\w*|profil\w*|smoke|sanity)(_|\d|$)")
+"""Words of files that run a few steps to try or measure something, though they may speak of training too."""
 _GIVEN_DATA: Final = re.compile(
     r"(^|_)(data(set|sets|loader|loaders|module|modules)?|pre_?process\w*|augment\w*|transforms?|extract\w*|prepare\w*)(_|\d|$)"
 )
@@ -77,7 +79,7 @@ def _aside(file: str, code: str, repository: Repository) -> str:
 def _says(words: re.Pattern[str], file: str, repository: Repository) -> bool:
     """Whether a file or a folder around it has such a name, and none that speaks of training: `train_eval.py`."""
     parts = map(_plain, repository.inside(file))
-    return any(words.search(part) and not _TRAINS.search(part) for part in parts)
+    return any(words.search(part) and (not _TRAINS.search(part) or _MEASURES.search(part)) for part in parts)
 
 
 def _plain(part: str) -> str:

@@ -461,15 +461,38 @@ def _learns(module: Module, node: ast.AST, function: Function, line: int, depth:
             return False
         return any(_learns(module, each, function, line, depth) for each in (found.operand, *found.arguments) if each)
     name = dotted(node)
+    if name in module.buffers:
+        return False
     if name:
         value = function.latest(name, line) if depth < 4 else None
-        return value is None or _learns(module, value, function, getattr(value, "lineno", line), depth + 1)
+        if value is None:
+            return _given_learned(module, name, function, depth)
+        return _learns(module, value, function, getattr(value, "lineno", line), depth + 1)
     if isinstance(node, ast.Subscript):
         return _learns(module, node.value, function, line, depth)
     return any(
         _learns(module, each, function, line, depth)
         for each in ast.iter_child_nodes(node)
         if isinstance(each, ast.expr)
+    )
+
+
+def _given_learned(module: Module, name: str, function: Function, depth: int) -> bool:
+    """Whether a gradient may reach a name of a function: not if the file calls the function with given data alone."""
+    if depth >= 4 or isinstance(function.node, (ast.Module, ast.Lambda)) or function.owner is not None:
+        return True
+    order = [each.arg for each in (*function.node.args.posonlyargs, *function.node.args.args)]
+    if name not in order:
+        return True
+    at = order.index(name)
+    given = [
+        (argument, place)
+        for call, place in module.calls.get(function.name, ())
+        for argument in (call.args[at : at + 1] or [each.value for each in call.keywords if each.arg == name])
+    ]
+    return not given or any(
+        not place.silent and _learns(module, argument, place.function, argument.lineno, depth + 1)
+        for argument, place in given
     )
 
 

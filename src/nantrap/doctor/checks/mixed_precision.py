@@ -15,7 +15,7 @@ from nantrap.doctor.configuration.precision import Asked, computation, half_flag
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceRole, number, switch
 from nantrap.doctor.repository import Repository, possible_values
 from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_of
-from nantrap.doctor.source.flow import LoopFlow, flow_of, follows
+from nantrap.doctor.source.flow import LoopEvent, LoopFlow, flow_of, follows
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _MANY: Final = 10
@@ -129,7 +129,7 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
                 f"autocast {meant} around a loss whose backward (line {backwards[0].line}) uses no GradScaler: "
                 "small gradients become zero",
                 "use dtype=torch.bfloat16, or a GradScaler",
-                doubt="" if flow.trains or not steps_elsewhere else "no step of an optimizer was seen",
+                doubt=_unseen_of(module, flow, event, steps_elsewhere=steps_elsewhere),
             )
 
 
@@ -444,6 +444,45 @@ def _all_flows(module: Module, needed: str) -> Iterator[LoopFlow]:
     for function in module.functions:
         if not function.silent and not isinstance(function.node, ast.Lambda):
             yield flow_of(module, function)
+
+
+def _unseen_of(module: Module, flow: LoopFlow, event: LoopEvent, *, steps_elsewhere: bool) -> str:
+    """What shows of an autocast region that its loss is not trained on; empty if nothing does."""
+    if steps_elsewhere and not flow.trains:
+        return "no step of an optimizer was seen"
+    place = next(place for call, place in module.calls["autocast"] if call is event.node)
+    seen = _around_loss(place) or _feeds_loss(module, place)
+    return "" if seen else "the loss was not seen to be computed in it"
+
+
+def _feeds_loss(module: Module, place: CodePlace) -> bool:
+    """Whether a with-block returns something, or sets a name from which a loss is made."""
+    block: ast.stmt = place.statement
+    if isinstance(block, ast.Assign):  # ctx = autocast(), then `with ctx:`
+        name = dotted(block.targets[0])
+        opened = (each for each in ast.walk(place.function.node) if isinstance(each, ast.With))
+        block = next((e for e in opened if name in {dotted(item.context_expr) for item in e.items} - {""}), block)
+    if not isinstance(block, (ast.With, ast.AsyncWith)):
+        return False
+    nodes = [each for part in block.body for each in ast.walk(part)]
+    if any(isinstance(each, ast.Return) for each in nodes):
+        return True
+    carried = {dotted(each) for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)} - {""}
+    later = [
+        (line, name, value)
+        for name, values in place.function.assigned.items()
+        for line, value in values
+        if line > block.lineno
+    ]
+    for _, name, value in sorted(later, key=lambda each: each[0]):
+        if carried & {dotted(each) for each in ast.walk(value)}:
+            carried.add(name)
+    trained = {
+        dotted(call.func.value)
+        for call, at in module.calls.get("backward", ())
+        if at.function is place.function and isinstance(call.func, ast.Attribute)
+    }
+    return bool(carried & trained) or any(is_loss(ast.Name(name.rsplit(".", 1)[-1])) for name in carried)
 
 
 def _around_loss(place: CodePlace) -> bool:

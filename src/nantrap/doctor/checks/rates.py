@@ -112,7 +112,7 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         rival = _rival(source, each)
         certain = not usual and _is_too_high(source, rate, repository)
         doubt = rival or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
-        doubt = doubt or _of_few_parameters(modules, source, each)
+        doubt = doubt or _of_few_parameters(modules, source, each) or _beside_another(source, each)
         yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4", doubt=doubt)
 
 
@@ -181,6 +181,13 @@ def _rival(source: SettingSource, rate: Setting) -> str:
     if source.kind != "optimizer" or len(same) < 2 or not rivals:
         return ""
     return f"too high if it is chosen; {rivals[0]} is given the same setting"
+
+
+def _beside_another(source: SettingSource, rate: Setting) -> str:
+    """That a lower rate stands beside, under a shorter name: `lr` and `lr_max`; empty if it does not."""
+    others = [each for each in source.all("lr") if each.parent == rate.parent and each.names[-1] != rate.names[-1]]
+    lower = any((number(each.value) or _HIGH) < _HIGH and len(each.names[-1]) < len(rate.names[-1]) for each in others)
+    return "a lower rate stands beside it" if lower else ""
 
 
 def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setting) -> str:

@@ -88,6 +88,8 @@ class Module:
     classes: list[ast.ClassDef] = field(default_factory=list)
     layers: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
+    buffers: set[str] = field(default_factory=set)
+    """Attributes that `register_buffer` makes: no gradient reaches them."""
     optimizer_names: set[str] = field(default_factory=set)
     scaler_names: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -369,6 +371,8 @@ class _Walk:
                 func = node.func  # type: ignore[attr-defined]
                 leaf = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
                 module.calls.setdefault(leaf, []).append((node, place))  # type: ignore[arg-type]
+                if leaf == "register_buffer" and node.args and isinstance(node.args[0], ast.Constant):  # type: ignore[attr-defined]
+                    module.buffers.add(f"self.{node.args[0].value!s}")  # type: ignore[attr-defined]
             elif kind is ast.BinOp:
                 if type(node.op) is ast.Pow:  # type: ignore[attr-defined]
                     module.powers.append((node, place))  # type: ignore[arg-type]
