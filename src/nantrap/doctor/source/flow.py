@@ -94,7 +94,25 @@ def follows(first: LoopEvent, second: LoopEvent) -> bool:
     if not first.position < second.position or first.end < second.position < first.resumes:
         return False
     arms = dict(first.around.arms)
-    return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
+    if any(arms.get(test, arm) != arm for test, arm in second.around.arms):
+        return False
+    one, other = (_equals(each.around.arms) for each in (first, second))
+    return all(one.get(name, value) == value for name, value in other.items())
+
+
+def _equals(arms: tuple[tuple[str, bool], ...]) -> dict[str, str]:
+    """What names must be under some conditions: `phase == "Adam" and scaler` asks for `phase` to be `'Adam'`."""
+    found: dict[str, str] = {}
+    for test, holds in arms:
+        if not holds or "==" not in test:
+            continue
+        top = ast.parse(test, mode="eval").body
+        for each in top.values if isinstance(top, ast.BoolOp) and isinstance(top.op, ast.And) else [top]:
+            if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Eq) and len(each.ops) == 1:
+                right = each.comparators[0]
+                if isinstance(right, ast.Constant) and dotted(each.left):
+                    found[dotted(each.left)] = repr(right.value)
+    return found
 
 
 def always_with(first: LoopEvent, second: LoopEvent) -> bool:
