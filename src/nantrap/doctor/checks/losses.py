@@ -17,7 +17,7 @@ from nantrap.doctor.source.expressions import dotted, has_epsilon, is_operation,
 from nantrap.doctor.source.module import Function, Module
 
 _BOUNDED: Final = re.compile(
-    r"max|clamp|clip|softmax|normali|cos|sim$|similar|sigmoid|tanh|log(?!its?)|dist|diff|delta|arange|freq|ratio|decay|"
+    r"max|clamp|clip|softmax|normali|cos(?!t)|sim$|similar|sigmoid|tanh|log(?!its?)|dist|diff|delta|arange|freq|ratio|decay|"
     r"var|sigma|scale|rand|noise|beta|time|step"
 )
 """Names of what has a limit, is a logarithm, or is a setting."""
