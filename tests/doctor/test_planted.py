@@ -1,4 +1,4 @@
-"""Forty faults, planted one at a time into the five programs of a healthy project, are seen with the risk of their check.
+"""Forty faults, planted one at a time into five programs of a healthy project, are seen with the risk of their check.
 
 The project has several files that run each other, so that what speaks against a finding (nothing calls it, its file
 trains nothing) is asked here, too, and must not silence a real fault.

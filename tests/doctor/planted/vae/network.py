@@ -17,5 +17,6 @@ class VAE(nn.Module):
 
 def vae_loss(image, given, mean, log_var):
     kl = -0.5 * (1 + log_var - mean.pow(2) - log_var.exp()).sum(-1).mean()
-    loss = F.mse_loss(image, given) + kl
+    loss = F.mse_loss(image, given)
+    loss += kl
     return loss
