@@ -25,14 +25,12 @@ def findings(folder: Path) -> set[tuple[str, str]]:
 
 
 def written(folder: Path) -> dict[str, str]:
-    """Copy the programs into a folder and give the text of each."""
-    texts = {}
-    for path in sorted(PROGRAMS.rglob("*.*")):
-        if path.suffix in (".py", ".yaml"):
-            name = path.relative_to(PROGRAMS).as_posix()
-            texts[name] = path.read_text(encoding="utf-8")
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(texts[name], encoding="utf-8")
+    """Write the programs into a folder and give the text of each."""
+    parts = re.split(r"^--- (\S+)\n", (PROGRAMS / "programs.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = dict(zip(parts[1::2], parts[2::2], strict=True))
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return texts
 
 
