@@ -121,7 +121,7 @@ def test_a_sparse_part_of_the_batch_is_read_like_a_dense_one(layout: torch.layou
         incident = guard.attempt(lambda b: (b["graph"] @ model(b["x"])).relu().mean(), batch).incident
     assert incident is not None
     assert (incident.causes[0].slug, incident.causes[0].proven) == ("bad_input_data", True)
-    assert incident.causes[0].summary == "the batch is non-finite before the forward pass: graph"
+    assert incident.causes[0].summary == "the input batch already contains non-finite values: graph"
     assert incident.samples == (), "a row of a graph is no sample"
     assert not any("failed" in note for note in incident.notes)
 

@@ -138,7 +138,7 @@ def test_a_dropped_loss_is_printed_and_in_the_journal(tmp_path: Path, capsys: py
     assert loop.guard is not None
     loop.guard.close()
     said = capsys.readouterr().err
-    assert "\nerror[NT101]: the model's input is non-finite before its forward pass" in said
+    assert "\nerror[NT101]: the model's input already contains non-finite values" in said
     assert "nantrap: step 7 skipped; lr 0.01; the script skipped this batch itself\n" in said
     assert "the script skipped this batch itself" in said
     assert "= sample: 5\n" in said
@@ -207,7 +207,7 @@ def test_most_steps_skipped_by_the_loop_are_said() -> None:
                 continue
             loop.update(loss)
     assert "MOST STEPS WERE SKIPPED: only 10 of 60 were applied" in guard.summary()
-    assert "the script made none of the last 50 steps: nothing was learned (NT505 dead_training)" in guard.summary()
+    assert "the script skipped the last 50 steps itself: nothing was learned (NT505 dead_training)" in guard.summary()
 
 
 def summed(loop: Loop) -> None:

@@ -141,7 +141,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(incident.bundle)]) == 1
     said = capsys.readouterr().out
     assert "recorded: step 3, forward, loss, aten._softmax" in said
-    assert "The guilty operation, aten._softmax, is not finite again on its recorded inputs." in said
+    assert "Running aten._softmax again on its recorded inputs gives non-finite values again." in said
     assert main(["replay", str(incident.bundle), "--json", "--fp32"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["mode"], document["reproduced"]) == ("nantrap.replay/1", "operation", True)

@@ -22,10 +22,10 @@ def test_a_row_of_steps_that_are_not_made_is_said_twice_and_at_the_end() -> None
     for step in range(DEAD_AFTER):
         events.note(skipped(step))
     assert len(said) == 2
-    assert said[0] == "step 4: the script made none of the last 5 steps"
-    assert f"none of the {DEAD_AFTER} steps since step 0" in said[1]
+    assert said[0] == "step 4: the script skipped the last 5 steps itself; further skips are counted, not printed"
+    assert f"skipped all {DEAD_AFTER} steps since step 0" in said[1]
     assert events.lines(applied=0) == [
-        f"the script made none of the last {DEAD_AFTER} steps: nothing was learned (NT505 dead_training)"
+        f"the script skipped the last {DEAD_AFTER} steps itself: nothing was learned (NT505 dead_training)"
     ]
     assert events.lines(applied=1) == []  # a step was made since
 

@@ -141,10 +141,10 @@ def test_arguments_of_a_model_that_computes_its_loss_have_names(
     assert incident["dataset_indices"] == [11]
     assert (summary.steps, summary.applied, summary.given_up) == (6, 5, 1)
     err = capsys.readouterr().err
-    assert "the batch is non-finite before the forward pass: batch.feats" in err
+    assert "the input batch already contains non-finite values: batch.feats" in err
     assert "proof:  batch.feats holds 1 NaN among 20 values before the forward pass, sample 3" in err
     assert "help: the batch without sample 3: verified" in err
-    assert "not tried: clean or drop the sample where batch.feats is made" in err
+    assert "not tried: fix or remove the sample where batch.feats is created" in err
 
 
 def test_nothing_is_armed_when_the_script_has_ended(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_a_loss_that_is_replaced_for_ever_is_a_dead_run(tmp_path: Path, capsys: 
     assert len(re.findall(r"^nantrap: step \d+ skipped[:;] ", err, re.MULTILINE)) == 5
     assert "further ones of this cause are counted" in err
     assert "step 11: 10 incidents with the cause " in err
-    assert "step 6: the script made none of the last 5 steps\n" in err
-    assert "step 21: the script has made none of the 20 steps since step 2: nothing is learned (NT505" in err
-    assert "the script made none of the last 46 steps: nothing was learned (NT505 dead_training)" in summary.notes
+    assert "step 6: the script skipped the last 5 steps itself; further skips are counted, not printed\n" in err
+    assert "step 21: the script has skipped all 20 steps since step 2 itself: nothing is learned (NT505" in err
+    assert "the script skipped the last 46 steps itself: nothing was learned (NT505 dead_training)" in summary.notes
 
 
 def test_a_value_that_the_loop_keeps_is_not_called_the_batch(
@@ -274,7 +274,7 @@ def test_infinity_in_the_input_comes_before_what_a_product_makes_of_it(
     assert incidents[0]["step"] == 2
     causes = incidents[0]["causes"]
     said = [cause["summary"] for cause in causes]  # type: ignore[attr-defined]
-    assert ("the model's input is non-finite before its forward pass: features" in said[:1]) == is_input
+    assert ("the model's input already contains non-finite values: features" in said[:1]) == is_input
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -297,7 +297,7 @@ def test_a_bad_weight_of_a_sparse_graph_is_the_input_and_no_mask(
     assert (summary.steps, summary.applied) == (4, 0)
     cause = incidents[0]["causes"][0]  # type: ignore[index]
     assert (cause["slug"], cause["proven"]) == ("bad_input_data", False)
-    assert cause["summary"] == "the model's input is non-finite before its forward pass: adjacency"
+    assert cause["summary"] == "the model's input already contains non-finite values: adjacency"
     assert cause["evidence"][0]["text"] == "adjacency holds 1 +Inf among 40 values"
     err = capsys.readouterr().err
     assert "a mask" not in err

@@ -85,7 +85,11 @@ def _plain_number(case: Case, number: float) -> Cause:
     word = "NaN" if math.isnan(number) else "Inf" if number > 0 else "-Inf"
     return Cause(
         "unknown",
-        summary=f"{case.location.op} was given {word} as a plain number, not as a tensor",
-        evidence=(Evidence("the number was computed before: by Python, by NumPy, or by .item() of a tensor"),),
-        fix=Fix(text="check what computes that number: NumPy divides by 0 and averages nothing without an error"),
+        summary=f"{case.location.op} was given a Python number that is {word}",
+        evidence=(
+            Evidence("where the number was computed was not seen: in Python, in NumPy, or by .item() of a tensor"),
+        ),
+        fix=Fix(
+            text="check the code that computes this number: NumPy divides by 0 and averages nothing without an error"
+        ),
     )

@@ -41,7 +41,7 @@ def bad_batch(
             confidence=1.0,
             summary=f"the batch holds non-finite values: {first.name}",
             evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
-            fix=Fix(text=f"clean or drop the sample where the dataset makes {first.name}"),
+            fix=Fix(text=f"fix or remove the sample where the dataset creates {first.name}"),
         )
         causes = (cause,)
     else:

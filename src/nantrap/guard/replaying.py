@@ -63,8 +63,8 @@ class ReplayResult:
         if self.reproduced is None:
             return f"Nothing could be run: {self.differences[0] if self.differences else 'the bundle is empty'}."
         if self.mode == "operation":
-            again = "is not finite again" if self.reproduced else "is finite here"
-            return f"The guilty operation, {self.recorded.op}, {again} on its recorded inputs."
+            found = "non-finite values again" if self.reproduced else "finite values here"
+            return f"Running {self.recorded.op} again on its recorded inputs gives {found}."
         step = f"step {self.recorded.step:,}"
         if self.incident is None:
             return f"The failure is gone: {step} is finite with this code."

@@ -54,9 +54,12 @@ _SAID = {
     (EventKind.DATA_CLEANED, 1): (
         "the script replaces non-finite values of its data by nan_to_num: {words}; further ones are counted"
     ),
-    (EventKind.STEP_NOT_MADE, _SEVERAL): ("step {step:,}: the script made none of the last {number} steps"),
+    (
+        EventKind.STEP_NOT_MADE,
+        _SEVERAL,
+    ): "step {step:,}: the script skipped the last {number} steps itself; further skips are counted, not printed",
     (EventKind.STEP_NOT_MADE, DEAD_AFTER): (
-        "step {step:,}: the script has made none of the {number} steps since step {first:,}: nothing is learned "
+        "step {step:,}: the script has skipped all {number} steps since step {first:,} itself: nothing is learned "
         "(NT505 dead_training)"
     ),
     (EventKind.NOT_CLEARED, _OFTEN): (
@@ -74,7 +77,7 @@ _SAID_AT_THE_END = {
     EventKind.DATA_CLEANED: (1, "{number:,} {data} cleaned by the script with nan_to_num{indices}"),
     EventKind.STEP_NOT_MADE: (
         DEAD_AFTER,
-        "the script made none of the last {number:,} steps: nothing was learned (NT505 dead_training)",
+        "the script skipped the last {number:,} steps itself: nothing was learned (NT505 dead_training)",
     ),
     EventKind.NOT_CLEARED: (
         _OFTEN,

@@ -366,7 +366,7 @@ def _found(incident: Incident, *, detail: bool) -> list[DiagnosticNote]:
     """What was found: the loss terms, and the first few tensors that are not finite."""
     notes = []
     if terms := terms_text(incident):
-        notes.append(DiagnosticNote("terms", terms, detail))
+        notes.append(DiagnosticNote("terms", terms))
     if inside := [f for f in incident.findings if f.kind == "term" and f.phase == "backward"]:
         notes.append(DiagnosticNote("found", terms_said(inside), detail))
     stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]

@@ -96,9 +96,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a rate of -1 in lgamma", "log of zero"): ("no cause could be established",),
     ("a weight of Inf that NumPy computed", "label smoothing on a masked class"): (
-        "aten.mul was given Inf as a plain number, not as a tensor",
-        "the number was computed before: by Python, by NumPy, or by .item() of a tensor",
-        "check what computes that number",
+        "aten.mul was given a Python number that is Inf",
+        "where the number was computed was not seen: in Python, in NumPy, or by .item() of a tensor",
+        "check the code that computes this number",
     ),
     ("Inf minus Inf in a matrix product", "a masked matrix in a product"): ("the inputs of the operation fit no rule",),
     ("nan in a cached table", "a counter outside the model"): (

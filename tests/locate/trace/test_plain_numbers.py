@@ -55,4 +55,4 @@ def test_a_number_that_came_from_elsewhere_is_named_and_no_mask(form: str, weigh
     assert incident.op == "aten.mul"
     assert incident.cause is not None
     assert (incident.cause.slug, incident.cause.proven) == ("unknown", False)
-    assert incident.cause.summary == f"aten.mul was given {word} as a plain number, not as a tensor"
+    assert incident.cause.summary == f"aten.mul was given a Python number that is {word}"

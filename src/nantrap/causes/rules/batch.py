@@ -41,7 +41,7 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
         names = some_of(list(dict.fromkeys(name for name, _ in given)))
         return Claim(
             "hint",
-            f"the model's input is non-finite before its forward pass: {names}",
+            f"the model's input already contains non-finite values: {names}",
             tuple(f"{name} {describe(tensor)}" for name, tensor in given[:3]),
             help=_where_made(names, several=len(given) > 1),
         )
@@ -74,8 +74,8 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         return None
     names = some_of([in_words(each.name) for each in bad])
     what = {
-        "loader": "the batch is non-finite before the forward pass" + ("" if names == "batch" else f": {names}"),
-        "argument": f"the model's input is non-finite before its forward pass: {names}",
+        "loader": "the input batch already contains non-finite values" + ("" if names == "batch" else f": {names}"),
+        "argument": f"the model's input already contains non-finite values: {names}",
     }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {in_words(external.name)}")
     before = " before the forward pass" if given else ""
     return Claim(
@@ -88,7 +88,7 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         trial=trial,
         shows=f"{without(guilty, samples)} the step is finite",
         remedies=() if trial is None else (Remedy(trial.change, trial),),
-        help=f"clean or drop the {'sample' if len(bad) == 1 else 'samples'} where {names} {_are(bad)} made"
+        help=f"fix or remove the {'sample' if len(bad) == 1 else 'samples'} where {names} {_are(bad)} created"
         if given == "loader"
         else _where_made(names, several=len(bad) > 1),
     )

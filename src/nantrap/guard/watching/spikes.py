@@ -30,13 +30,12 @@ class SpikeDetector:
         self._median = 0.0
         self._sigma = 0.0
 
-    def score(self, value: float) -> float | None:
-        """How many robust standard deviations `value` lies above the median, if that makes it a spike; else `None`."""
+    def usual_below(self, value: float) -> float | None:
+        """The median of the recent values if `value` lies so far above them that it is a spike; else `None`."""
         if not math.isfinite(value) or self._seen < self._warmup or value <= self.limit:
             return None
         self._measure()
-        score = (value - self._median) / self._sigma
-        return score if score > self._threshold else None
+        return self._median if value - self._median > self._threshold * self._sigma else None
 
     def add(self, value: float) -> None:
         """Let an applied step's value into the statistic."""
@@ -90,9 +89,9 @@ class SpikeWatch:
             self.absorb()
         found = []
         for name, value, detector in (("loss", loss, self._loss), ("gradient norm", norm, self._norm)):
-            score = detector.score(value)
-            if score is not None:
-                text = f"the {name} {value:.4g} lies {score:.0f} robust standard deviations above its recent median"
+            usual = detector.usual_below(value)
+            if usual is not None:
+                text = f"the {name} jumped to {value:.4g}; recent steps had about {usual:.4g}"
                 found.append(Finding("spike", name, "forward", value=value, note=text))
         return found
 
