@@ -78,7 +78,8 @@ def load_benchmark() -> Callable[[str], ModuleType]:
     folder = Path(__file__).resolve().parent / "benchmarks"
 
     def load(name: str) -> ModuleType:
-        sys.path.insert(0, str(folder))  # what the benchmarks share is in their folder
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # what the benchmarks share is there; `launch` of the tests comes first
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", folder / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None

@@ -6,7 +6,9 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,25 +18,26 @@ import nantrap
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "held_graphs.py"
+LOOPS = ("gan", "gradient_penalty", "rollout", "truncated", "two_optimizers", "closures", "meta", "teacher")
 
 
-def storm(*options: str) -> dict[str, object]:
-    command = [sys.executable, str(BENCHMARK), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
-
-
-def test_a_storm_over_loops_that_hold_graphs() -> None:
-    found = storm("--faults", "60")
-    assert found["wrong"] == []
+@pytest.mark.parametrize("number", range(len(LOOPS)), ids=LOOPS)
+def test_a_storm_over_loops_that_hold_graphs(
+    number: int, tmp_path: Path, load_benchmark: Callable[[str], ModuleType]
+) -> None:
+    benchmark = load_benchmark("held_graphs")
+    assert tuple(benchmark.LOOPS) == LOOPS
+    faults, wrong = benchmark.storm(LOOPS[number], number, tmp_path, steps=8, diagnose=True)
+    assert faults
+    assert wrong == []
 
 
 @pytest.mark.slow
 def test_a_longer_storm() -> None:
-    found = storm("--faults", "1500", "--seed", "1000")
-    assert found["wrong"] == []
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "held_graphs.py"
+    command = [sys.executable, str(benchmark), "--json", "--faults", "1500", "--seed", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert json.loads(done.stdout)["wrong"] == []
 
 
 class Scaled(nn.Module):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nantrap.incident import Incident, Source
-from nantrap.incident.redaction import redacted, without_secrets
+from nantrap.incident.redaction import option_names, redacted, without_secrets
 from nantrap.record import read_bundle, write_bundle, write_run_info
 
 
@@ -25,7 +25,7 @@ from nantrap.record import read_bundle, write_bundle, write_run_info
         (["--hf_token=hf_x"], ["--hf_token=[redacted]"]),
         (["+wandb.api_key=abc"], ["+wandb.api_key=[redacted]"]),
         (["AWS_SECRET_ACCESS_KEY=abc"], ["AWS_SECRET_ACCESS_KEY=[redacted]"]),
-        (["--dbUrl", "postgres://me:hunter2@host/db"], ["--dbUrl", "postgres://[redacted]@host/db"]),
+        (["--dbUrl", "postgres://me:hunter2@host/db"], ["--dbUrl", "postgres://[redacted]@host/[redacted]"]),
         (["hf_abcdefghijklmnopqrstuvwxyz"], ["[redacted]"]),
         (["--authToken", "abc"], ["--authToken", "[redacted]"]),
     ],
@@ -61,23 +61,27 @@ def test_a_value_of_no_known_form_is_left_out(given: list[str]) -> None:
     assert redacted(redacted(given)) == redacted(given)
 
 
-@pytest.mark.parametrize("secret", ["hunter2", "correcthorse", "48392017"])
+@pytest.mark.parametrize("secret", ["hunter2", "correcthorse", "48392017", "9911"])
 @pytest.mark.parametrize(
     "given",
     [
         ["/password:{}"], ["--phrase", "~{}"], ["https://api.telegram.org/bot1:{}/send"], ["--otp", "{}"], ["--mfa={}"],
-        ["--password", "-{}"], ["--license", "{}"], ["redis://h/a:{}"], ["-D", "db.password={}"],
+        ["--password", "-{}"], ["--license", "{}"], ["redis://h/a:{}"], ["-D", "db.password={}"], ["--token", "{}"],
+        ["--auth", "{}"], ["-t", "{}"], ["-p{}"], ["--{}"], ["-{}"], ["{}=1"], ["+{}=1"], ["--pass-{}", "1"], ["-D{}"],
+        ["--code", "{}"], ["--id", "{}"], ["--session", "{}"], ["--geheim", "{}"], ["{}"], ["user:{}"], ["./{}"],
+        ["https://ntfy.sh/{}"], ["{}://host"], ["postgres:///{}"], ["--cfg", "[{},1]"], ["--password", "--{}"], ["/{}"],
+        ["--token", "1", "{}"], ["--login", "{}/{}"], ["--otp", "{}-{}"], ["--host", "{}.example"], ["--model.{}=3"],
     ],
 )  # fmt: skip
 def test_a_secret_that_looks_like_a_word_or_a_number_is_left_out(given: list[str], secret: str) -> None:
-    assert secret not in " ".join(redacted([part.format(secret) for part in given]))
+    assert secret not in " ".join(redacted([part.format(secret, secret) for part in given]))
 
 
 @pytest.mark.parametrize(
     "given",
     [
         ["--lr", "1e-4"], ["--tokenizer", "gpt2"], ["--max_tokens", "512"], ["--num_key_value_heads", "8"],
-        ["--pad_token", "<pad>"], ["--key", "5"], ["--password", "--lr", "1"], ["train.py"], ["--passes", "3"],
+        ["--pad_token", "<pad>"], ["--password", "--lr", "1"], ["train.py"], ["--passes", "3"],
         ["-lr", "0.1"], ["-j8"], ["--bf16"], ["--dtype=bfloat16"], ["--device", "cuda:0"], ["--data", "/data/a/train"],
         ["configs/base.yaml"], ["model.width=64"], ["+trainer.max_steps=1000"], ["--betas=[0.9,0.95]"],
         ["--seed", "-1"], ["--size", "64x64"], ["optimizer=adamw"], ["--out", "runs/exp1"],
@@ -88,6 +92,22 @@ def test_a_secret_that_looks_like_a_word_or_a_number_is_left_out(given: list[str
 )  # fmt: skip
 def test_numbers_known_words_and_paths_stay(given: list[str]) -> None:
     assert redacted(given) == given
+
+
+@pytest.mark.parametrize("given", [["--gnarl_dim2", "7"], ["--own.gnarl-dim2=7"], ["gnarl_dim2=0.5"]])
+def test_the_name_of_an_option_is_kept_where_the_script_holds_it(given: list[str]) -> None:
+    names = option_names('parser.add_argument("--gnarl-dim2", type=int)\nown = 1')
+    assert redacted(given, names) == given
+    assert "gnarl" not in " ".join(redacted(given))
+    assert redacted(redacted(given, names), names=None) == given, "a report shows what run.json holds"
+
+
+@pytest.mark.parametrize("number", ["48392017", "4111-1111-1111-1111", "078-05-1120", "9911"])
+def test_a_number_without_the_name_of_a_quantity_is_left_out(number: str) -> None:
+    names = option_names('add_argument("--nip")')
+    assert redacted(["--nip", number, number, "--steps", "9911"], names) == [
+        "--nip", "[redacted]", "[redacted]", "--steps", "9911",
+    ]  # fmt: skip
 
 
 def test_a_literal_in_a_source_line_is_hidden_and_the_columns_stay() -> None:

@@ -1,6 +1,7 @@
 """Runs as a separate program: every interleaving of a writer, a killed writer and a reader, and every power cut.
 
-    python interleaving.py MODE FOLDER      prints one JSON document
+    python interleaving.py MODE FOLDER [EVERY]      prints one JSON document; of the calls that may be interrupted only
+                                                   each EVERY-th, another one after each death
 
 The points are the calls of the interpreter into the system: at the n-th one the other process does all of its work, or
 the process ends. A power cut leaves of a file what was flushed, and of a folder the names that it had when it was.
@@ -91,7 +92,7 @@ def fresh(template: Path, place: Path) -> Path:
     return place
 
 
-def interleave(folder: Path) -> list[dict[str, Any]]:
+def interleave(folder: Path, every: int) -> list[dict[str, Any]]:
     """A writer was killed at any point; another one saves the same step, and a reader looks, one inside the other."""
     results: list[dict[str, Any]] = []
     os.fsync = lambda fd: None  # a power cut is another test
@@ -102,7 +103,7 @@ def interleave(folder: Path) -> list[dict[str, Any]]:
             left = fresh(start, folder / "left")
             died = killed(left, death, 2, keep=keep)
             for inside in ("writer", "reader"):
-                for number in range(1, 400):
+                for number in range(1 + death % every, 400, every):
                     place = fresh(left, folder / "place")
                     seen: list[dict[str, Any]] = []
                     write = lambda place=place: save(place, 2, 2.0, keep=keep)  # noqa: E731
@@ -192,7 +193,7 @@ class Disk:
                 target.write_bytes(data.get(inode, b""))
 
 
-def power(folder: Path) -> list[dict[str, Any]]:
+def power(folder: Path, _every: int) -> list[dict[str, Any]]:
     """A run in a new folder below new folders saves six times, and rotates; the power goes after every call."""
     results = []
     for keep in (1, 2):
@@ -229,5 +230,6 @@ def record(root: Path, keep: int) -> None:
 
 
 if __name__ == "__main__":
-    modes: dict[str, Callable[[Path], Any]] = {"interleave": interleave, "power": power}
-    sys.stdout.write(json.dumps(modes[sys.argv[1]](Path(sys.argv[2]))))
+    modes: dict[str, Callable[[Path, int], Any]] = {"interleave": interleave, "power": power}
+    mode, place, *every = sys.argv[1:]
+    sys.stdout.write(json.dumps(modes[mode](Path(place), int(every[0]) if every else 1)))

@@ -24,17 +24,20 @@ from nantrap.record.durable import put_in_place, written_beside
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="forks, and reads /proc")
 
 
-def seen(mode: str, folder: Path) -> list[dict[str, Any]]:
+def seen(mode: str, folder: Path, every: int = 1) -> list[dict[str, Any]]:
     program = Path(__file__).with_name("interleaving.py")
-    command = [sys.executable, str(program), mode, str(folder)]
+    command = [sys.executable, str(program), mode, str(folder), str(every)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env={**os.environ})
     assert result.returncode == 0, result.stderr
     return list(json.loads(result.stdout))
 
 
-def test_a_reader_sees_a_whole_checkpoint_at_every_moment_and_moves_nothing(tmp_path: Path) -> None:
-    looks = seen("interleave", tmp_path)
-    assert len(looks) > 500
+@pytest.mark.parametrize(("every", "least"), [(6, 500), pytest.param(1, 4000, marks=pytest.mark.slow)])
+def test_a_reader_sees_a_whole_checkpoint_at_every_moment_and_moves_nothing(
+    tmp_path: Path, every: int, least: int
+) -> None:
+    looks = seen("interleave", tmp_path, every)
+    assert len(looks) > least
     for look in looks:
         assert (look["step"], look["value"]) in [(1, 1.0), (2, 1.5), (2, 2.0)], look
         assert (look["aside"], look["said"], look["sick"]) == ([], [], []), look
