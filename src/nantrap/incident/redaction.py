@@ -1,8 +1,9 @@
 """What nantrap writes of a command line and of source lines, without the secrets that may be in them.
 
-A command line is kept by an allow-list: numbers, switches, values that name something known (a dtype, an optimizer),
-and paths. Everything else is `[redacted]`, whatever the option is called, because a list of the forms that a secret
-takes is never complete. In text that cannot be judged word by word (a line of source, the message of an exception)
+A command line is kept by an allow-list: options whose names are words of training or stand in the script's source,
+numbers after options that name a quantity, values that name something known (a dtype, an optimizer), and paths.
+Everything else is `[redacted]`, whatever the option is called, because a list of the forms that a secret takes is never
+complete. In text that cannot be judged word by word (a line of source, the message of an exception)
 what looks like a secret is replaced by asterisks.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 REDACTED: Final = "[redacted]"
@@ -25,16 +26,20 @@ _SECRET_WORDS = frozenset((
     "credential", "credentials", "cred", "creds", "auth", "authorization", "bearer", "cookie", "key", "dsn", "webhook",
     "signature", "sig", "login", "user", "username", "email", "otp", "totp", "mfa", "license", "licence",
 ))  # fmt: skip
-_NUMBERS_PASS = frozenset(("key", "token", "user", "sig", "signature", "auth"))
-"""Words that also name counts and places: `--key 5` is no secret, `--pin 1234` is one."""
 _NOT_SECRET = re.compile(
     r"(pad|bos|eos|unk|mask|cls|sep|image|query|value|sort|group|data|state|label|primary)_(token|key)"
 )
+_MEASURES = _words("dim dims heads size length len count limit ratio rate dropout layers weight budget")
+"""What a name ends with that counts something: `--token-dim`, `--num_key_value_heads`."""
 
 _NUMBER = re.compile(
     r"[-+]?(\d{1,12}(_\d{3})*(\.\d{0,12})?|\.\d{1,12})(e[-+]?\d{1,3})?(%|[kmgbtx]i?b?|ms|[smhd]|ep|ba|tok)?", re.I
 )
-_SHORT_OPTION = re.compile(r"-[A-Za-z]{1,3}|-[A-Za-z]\d{1,3}")
+_SMALL_OR_FRACTION = re.compile(r"[-+]?(\d{1,2}|\d{0,6}\.\d{1,12}|\d{1,3}\.|\d{0,3}(\.\d{0,12})?e[-+]?\d{1,3})%?", re.I)
+"""A number that no pin and no telephone number looks like: it is kept without a name."""
+_COUNTING = frozenset("bcdeglnw")
+"""Options of one letter that are followed by a count: batch, epochs, layers, number, workers."""
+_SHORT_OPTION = re.compile(r"-([A-Za-z]|v{2,3}|[ABC-OQ-Zabdefgijlmnoqrvwxz]\d{1,2})")
 _NAME = re.compile(r"[-+~]{0,2}[A-Za-z_][A-Za-z0-9_.@/-]{0,80}")
 _SPECIAL_TOKEN = re.compile(r"</?[a-z_|]{1,12}>|\[[A-Z]{2,5}\]")
 _DEVICE = re.compile(r"(cuda|cpu|mps|xpu|tpu|hpu|npu|gpu)(:\d{1,3})?")
@@ -45,6 +50,52 @@ _WORD = re.compile(
 _PATH_WORDS = _words("""
     dir folder path file out output data dataset model config checkpoint ckpt log logs logdir run runs root cache
 """)
+_OPTION_WORDS = _words("""
+    a accelerator accumulate accumulation act activation actor add addr address agent algo algorithm alpha amount and
+    anchor arch architecture args attention augment average backbone backend backoff backward bags balance base batches
+    batchsize bench benchmark beta betas bias bits block blocks bn bool bs bucket buckets buffer build by cap capacity
+    cell channel channels chunk chunks class classes clip clipping cls code codebook coef coeff coefficient collate
+    columns command compile compute conf context conv copy count counts crit criterion critic crop cross cut cutoff
+    cycle cycles dataloader datasets date ddim debug decay decoder deep delay delta denoise depth det detect determ
+    deterministic device devices diagnose diffusion dilation dim dimension dimensions dims discount disc
+    distributed div divisor do downsample draft drop dropout dtype dump dynamic early ema embed embedding embeddings
+    emb encoder end engine entropy env epsilon eps error eta evals every exp experiment experiments expert experts
+    export factor fake fast feature features feed ffn field fields figure fill filter filters final fit flip float fold
+    folds for force format forward fps frac fraction frames freeze freq frequency from fused gain gamma gan gen
+    gp gpus grad gradient gradients graph greedy grid group groups growth head heads height hidden history hop horizon
+    host hours hparams id ids idx ignore image images img imgsz in inf init initial inner input inputs instance int
+    interval is iter iters item items job jobs keep kernel kfold kind kl kv label labels lam lambda language languages
+    latent layer layers learn learning len length level levels limit line lines list lists load loader local lora loss
+    losses lr lrs main make manual map margin masking master max maxlen mel memory merge meta method metric metrics
+    micro microbatch milestones min minibatch minimum maximum mixup mode models momentum monitor multi multiplier n name
+    names ndim negative negatives nesterov net network new ngpu ngpus ngram nheads nhead nhid nlayers node nodes noise
+    norm normalize notes nproc nprocs num number nw objective of offset old on op opt optim optimizer optimizers options
+    order other outer outputs over p packed pad padding parallel param params parts patch patches patience penalty per
+    percent period pipeline plot point points policy poly pool port positions power pre prec precision predict prefetch
+    prefix preset print prior prob prop problem profile progress project prompt prompts prune q quant quantile quantize
+    qps r radius random range ranks rate rates ratio read real rebuild recompute reduce reduction reg regularization
+    regularizer release repeat repeats repeated report reset resize resolution restore resume reward rewards rollout
+    rollouts root rotate rotation rows save sampler samples sampling scale scaler scales schedule scheduler score script
+    seed seeds seg segment select self seq seqlen sequence sequences server set setting settings setup shape shard
+    shards shift shot shots show shuffle sigma size sizes skips slope smooth smoothing snapshot snr source sparse
+    spatial spec spectral speed split splits src stages stage standalone start std stop stopping strategy stream stride
+    strides strength student sub subset suffix suite summary support swa sync synthetic system t table tags target
+    targets task tasks tau teacher temp temperature temporal term terms tests text tgt threads threshold time timeout
+    timesteps title tok tokenizer top topk topp total tpus train trainer trainers training trains transform
+    transforms trial trials trials tries tune type u unet units unroll update updates upsample url use v values vae
+    valid vary version video view vocab vocabulary wait warm warmup wd weight weights weighted width window windows
+    with without word words work workers world write x y z zero zeros
+    discriminator embd generator tokens passes api app access wandb kv sdk aws hf hub huggingface openai anthropic slack
+    azure google db database uri registry service phrase value
+""")
+"""Words that names of options are made of."""
+_UNSPECIFIC = _words("""
+    code id ids name names number num value values text word words set server host url to of in for is from type kind
+    notes title tags project job prompt item line point use user do env worker rank local data label
+""")
+"""Words of them after which a number may be anything."""
+_STORAGES = _words("s3 s3a gs gcs r2 oss cos az abfs abfss wasb wasbs hdfs dbfs file hf tcp env sqlite")
+_WEB = _words("http https ws wss ftp ftps sftp ssh git postgres postgresql mysql mongodb redis rediss amqp amqps grpc")
 _ROOTED = re.compile(r"[A-Za-z]:[\\/]|\.{0,2}/|~(?:/|$)|\.{1,2}$")
 _ENDING = re.compile(
     r"\.(py|sh|ya?ml|json[lc]?|toml|ini|cfg|csv|tsv|txt|log|md|pth?|ckpt|bin|safetensors|npz?|h5|hdf5|parquet|arrow|"
@@ -96,11 +147,16 @@ _NAMED_LITERAL = re.compile(
 )
 
 
-def redacted(arguments: Sequence[str]) -> list[str]:
+def redacted(arguments: Sequence[str], names: Container[str] | None = frozenset()) -> list[str]:
     """Command line arguments, each as it is if the allow-list knows its form, else as `[redacted]`.
 
-    The names of options are kept. The value of an option that is named like a secret is never kept, and the home
-    folder, which names the user, becomes `~`.
+    The value of an option that is named like a secret is never kept, and the home folder, which names the user, becomes
+    `~`.
+
+    Args:
+        arguments: the command line.
+        names: names of options that are kept besides those that are made of words of training, with `_` for `-`; None:
+            the names were judged before.
 
     Examples:
         >>> redacted(["train.py", "--lr=1e-4", "--hf_token", "abc", "-p", "hunter2", "model.width=64"])
@@ -112,15 +168,20 @@ def redacted(arguments: Sequence[str]) -> list[str]:
         name, separator, value = argument.partition("=")
         if before and (not argument.startswith("-") or _NUMBER.fullmatch(argument)):
             shown.append(_value(argument, before))
-        elif separator and _NAME.fullmatch(name) and _is_option(name):
+        elif separator and _is_option(name, names):
             shown.append(f"{name}={_value(value, name)}")
         elif argument.startswith("-") and not _NUMBER.fullmatch(argument):
-            shown.append(argument if _is_option(argument) or argument == "--" else _cut(argument))
+            shown.append(argument if _is_option(argument, names) or argument == "--" else _cut(argument))
         else:
             shown.append(_value(argument, ""))
         is_bare = argument.startswith("-") and not separator and _NUMBER.fullmatch(argument) is None
         before = argument if is_bare or (before and _is_secret(before) and argument.startswith("-")) else ""
     return shown
+
+
+def option_names(source: str) -> frozenset[str]:
+    """Every name in a script's source, which is where the names of its options stand."""
+    return frozenset(name.replace("-", "_") for name in re.findall(r"[A-Za-z_][A-Za-z0-9_-]{0,60}", source))
 
 
 def without_home(text: str) -> str:
@@ -139,15 +200,25 @@ def without_secrets(text: str) -> str:
     return _NAMED_LITERAL.sub(lambda m: f"{m['name']}{m['between']}{m['quote']}{'*' * len(m['value'])}", text)
 
 
-def _is_option(text: str) -> bool:
-    """Whether the text is the name of an option or a setting, and no value that is written against it."""
+def _is_option(text: str, names: Container[str] | None) -> bool:
+    """Whether the text is the name of an option or a setting that is kept, and no value that is written against it."""
     if text.startswith("-") and not text.startswith("--"):
-        return _SHORT_OPTION.fullmatch(text) is not None or _is_known(text[1:])
-    return (
-        _NAME.fullmatch(text) is not None
-        and all(_WORD.fullmatch(part) or part in _HARMLESS for part in _parts(text.lstrip("-+~")))
-        and _TOKENS.search(text) is None
+        return _SHORT_OPTION.fullmatch(text) is not None or (
+            len(text) > 2 and all(map(_is_option_word, _parts(text[1:]))) and _NAME.fullmatch(text) is not None
+        )
+    if _NAME.fullmatch(text) is None or _TOKENS.search(text) is not None:
+        return False
+    if names is None:
+        return all(_WORD.fullmatch(part) or part in _HARMLESS for part in _parts(text.lstrip("-+~")))
+    return all(
+        part.replace("-", "_") in names or all(map(_is_option_word, _parts(part)))
+        for part in re.split(r"[./@]", text.lstrip("-+~"))
     )
+
+
+def _is_option_word(text: str) -> bool:
+    words = {text.lower(), word := re.sub(r"\d{1,2}$", "", text.lower())}
+    return len(word) <= 1 or any(words & known for known in (_OPTION_WORDS, _SECRET_WORDS, _HARMLESS, _PATH_WORDS))
 
 
 def _cut(argument: str) -> str:
@@ -165,7 +236,7 @@ def _is_secret(name: str) -> bool:
     if name in ("-p", "-P", "-u", "-U", "-k", "-H", "-t"):
         return True
     words = [word.lower() for word in _parts(name.lstrip("-+~"))]
-    if _NOT_SECRET.fullmatch("_".join(words[-2:])):
+    if _NOT_SECRET.fullmatch("_".join(words[-2:])) or (words[-1:] and words[-1] in _MEASURES):
         return False
     return any(word in _SECRET_WORDS for word in words)
 
@@ -173,16 +244,18 @@ def _is_secret(name: str) -> bool:
 def _value(text: str, name: str) -> str:
     """A value as it is, or redacted, by the allow-list and by the name of its option."""
     if name and _is_secret(name):
-        words = {word.lower() for word in _parts(name)} & _SECRET_WORDS
-        short = name.startswith("-") and not name.startswith("--")
-        counts = _NUMBER.fullmatch(text) is not None and len(text) <= 5
-        return text if not text or (counts and (short or words <= _NUMBERS_PASS)) else REDACTED
-    return _kept(text, names_path=any(word.lower() in _PATH_WORDS for word in _parts(name)))
+        return REDACTED if text else text
+    words = [word.lower() for word in _parts(name)]
+    counts = name[1:] in _COUNTING or any(
+        len(word) > 1 and word not in _UNSPECIFIC and (word in _OPTION_WORDS or word in _HARMLESS)
+        for word in (re.sub(r"\d{1,2}$", "", word) for word in words)
+    )
+    return _kept(text, counts=counts, names_path=any(word in _PATH_WORDS for word in words))
 
 
-def _kept(text: str, *, names_path: bool) -> str:
+def _kept(text: str, *, counts: bool, names_path: bool) -> str:
     """A value as it is if it has a known form; an address and a path without what is secret in them."""
-    if not text or text == REDACTED or _is_known(text):
+    if not text or text == REDACTED or _is_known(text, counts=counts):
         return text
     url = _URL.fullmatch(text)
     if url is not None:
@@ -190,21 +263,22 @@ def _kept(text: str, *, names_path: bool) -> str:
     inner = re.fullmatch(r"([\[(]?)(.*?)([\])]?)", text, re.S)
     if inner is not None and "," in text:
         parts = [part.strip() for part in inner[2].split(",")]
-        return text if len(text) <= 200 and all(map(_is_known, parts)) else REDACTED
-    if inner is not None and inner[1] and _is_known(inner[2]):
+        return text if len(text) <= 200 and all(_is_known(part, counts=counts) for part in parts) else REDACTED
+    if inner is not None and inner[1] and _is_known(inner[2], counts=counts):
         return text
     return without_home(text) if _is_path(text, is_expected=names_path) else REDACTED
 
 
-def _is_known(text: str) -> bool:
-    """A number, or a word that is known to be harmless."""
+def _is_known(text: str, *, counts: bool) -> bool:
+    """A number that no secret looks like or that counts something, or a word that is known to be harmless."""
+    if counts and (_NUMBER.fullmatch(text) or re.fullmatch(r"\d{1,6}([x:/-]\d{1,6}){1,5}", text)):
+        return True
     return (
         text.lower() in _HARMLESS
-        or _NUMBER.fullmatch(text) is not None
+        or _SMALL_OR_FRACTION.fullmatch(text) is not None
         or _SPECIAL_TOKEN.fullmatch(text) is not None
         or _DEVICE.fullmatch(text) is not None
         or re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}(:\d{1,5})?", text) is not None  # an address
-        or re.fullmatch(r"\d{1,6}([x:/-]\d{1,6}){1,5}", text) is not None  # 64x64, a date, a time
     )
 
 
@@ -216,19 +290,23 @@ def _is_path(text: str, *, is_expected: bool) -> bool:
         return False
     if os.path.exists(text):
         return True
-    if not (_ROOTED.match(text) or _ENDING.search(text) or (is_expected and "/" in text)):
-        return False
     parts = _parts(without_home(text).lstrip("~"))
+    rooted = _ROOTED.match(text) and (is_expected or len(parts) != 1)
+    if not (rooted or _ENDING.search(text) or (is_expected and "/" in text)):
+        return False
     return all(_WORD.fullmatch(part) or part.lower() in _HARMLESS or part in ("*", "**") for part in parts)
 
 
 def _address(scheme: str, host: str, path: str, rest: str) -> str:
-    """An address without user, password, query and whatever part of its path is no plain word."""
+    """An address without user, password and query; of the web also without its path, which may be a key."""
+    if scheme.lower() not in _STORAGES | _WEB:
+        return REDACTED
     credentials, sign, machine = host.rpartition("@")
     plain = all(_WORD.fullmatch(part) for part in _parts(machine)) and not _TOKENS.search(machine)
     shown = f"{scheme}://{f'{REDACTED}@' if sign and credentials else ''}{machine if plain else REDACTED}"
-    if path and (set(":@") & set(path) or not all(_WORD.fullmatch(part) for part in _parts(path))):
+    if path.strip("/") and (
+        scheme.lower() in _WEB or set(":@") & set(path) or not all(map(_WORD.fullmatch, _parts(path)))
+    ):
         return f"{shown}/{REDACTED}"
-    hooks = any(part.lower() in ("services", "webhook", "webhooks", "hooks") for part in _parts(path))
-    shown += f"/{REDACTED}" if hooks else path
-    return shown + (f"?{REDACTED}" if rest.strip("?#") else "")
+    shown += path
+    return shown + (f"?{REDACTED}" if rest.strip("?#") and not shown.endswith(REDACTED) else "")

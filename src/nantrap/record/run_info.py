@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap._version import __version__
-from nantrap.incident.redaction import redacted, without_home
+from nantrap.incident.redaction import option_names, redacted, without_home
 from nantrap.record.durable import remove_orphans, write_atomically
 
 SCHEMA = "nantrap.run/1"
@@ -22,7 +22,7 @@ def write_run_info(run_dir: str | os.PathLike[str], facts: dict[str, Any]) -> Pa
     path = Path(run_dir) / "run.json"
     start = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "arguments": redacted(sys.argv),
+        "arguments": redacted(sys.argv, option_names(_source())),
         "python": platform.python_version(),
         "nantrap": __version__,
         "torch": _torch_version(),
@@ -49,6 +49,15 @@ def add_run_fact(run_dir: str | os.PathLike[str], name: str, value: Any) -> None
     starts = _list(document.get("resumed"))
     (starts[-1] if starts else document)[name] = value
     write_atomically(path, json.dumps(document, indent=2) + "\n")
+
+
+def _source() -> str:
+    """The script, which names its own options."""
+    try:
+        with open(sys.argv[0], encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def _without_home(value: Any) -> Any:

@@ -219,7 +219,7 @@ def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def command_text(arguments: list[str]) -> str:
     """A command line without what may be a secret."""
-    shown = redacted(arguments[:60])
+    shown = redacted(arguments[:60], names=None)
     return " ".join(map(shlex.quote, shown)) + (" ..." if len(arguments) > 60 else "")
 
 
