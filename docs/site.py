@@ -37,6 +37,7 @@ _COMMANDS = (
     "demo",
 )
 _GUIDES = (
+    "announcement",
     "guard",
     "frameworks",
     "checkpoints",
@@ -45,6 +46,7 @@ _GUIDES = (
     "inject",
     "before-training",
     "pytest",
+    "json",
     "security",
     "compatibility",
     "benchmarks",

@@ -23,6 +23,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from nantrap.report.notebook import NotebookPage
+
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -222,3 +224,16 @@ def test_a_real_kernel_shows_cells_and_colours(tmp_path: Path, monkeypatch: pyte
     assert "Cell In[3], line 6 in Net.forward" in text
     assert "ipykernel_" not in text
     assert "nantrap: 4 steps, 3 applied (75.0 %), 1 incident" in text
+
+
+def test_the_example_notebook(shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((Path(__file__).parents[2] / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    cells = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
+    results = [shell(cell) for cell in cells]
+    said = capsys.readouterr().err
+    assert "nantrap: step 7 skipped; lr 0.01; 1 of 5 in a row\n" in said
+    assert "error[NT103]: a quotient over a count of zero\n  --> Cell In[" in said
+    assert "nantrap: 20 steps, 19 applied (95.0 %), 1 incident\n" in said
+    assert True in results, "the weights are finite"
+    assert sum(isinstance(result, NotebookPage) for result in results) == 1

@@ -1,0 +1,73 @@
+"""The page of JSON documents names every key that the commands print."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nantrap
+from nantrap.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+OPEN = {"evidence", "status", "causes", "guesses", "facts", "environment", "report", "values", "incident", "injected"}
+"""What is below these keys depends on what was found; `values` of a check, for one."""
+
+
+def keys(value: Any) -> set[str]:
+    """All keys of a document, but for those below an open one."""
+    if isinstance(value, list):
+        return set().union(*(keys(each) for each in value))
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*(keys(below) for name, below in value.items() if name not in OPEN))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with something to find for each command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("trainer: {lr: 0.5, optimizer: adamw, mixed_precision: fp16}\n")
+    array = np.ones((40, 4), dtype=np.float32)
+    array[3, 1] = np.nan
+    np.save(tmp_path / "data.npy", array)
+    torch.save({"model": {"a": torch.tensor([1.0, float("nan")])}}, tmp_path / "a.pt")
+    model = nn.Linear(4, 1)
+    policy = nantrap.Policy(bundle=nantrap.Bundle(kind="full", data=True))
+    with nantrap.Guard(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir="run", policy=policy, quiet=True
+    ) as guard:
+        for step in range(12):
+            guard.attempt(lambda x: model(x[0]).square().mean() / x[1], (torch.randn(3, 4), float(step != 7)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("schema", "command"),
+    [
+        ("nantrap.doctor/1", ["doctor", "config.yaml", "--json"]),
+        ("nantrap.data/1", ["data", "data.npy", "--json"]),
+        ("nantrap.audit/1", ["audit", "a.pt", "--json"]),
+        ("nantrap.check/1", ["check", "run", "--json"]),
+        ("nantrap.diagnose/1", ["diagnose", ".", "--json"]),
+        ("nantrap.report/1", ["report", "run", "--format", "json", "-o", "-"]),
+        ("nantrap.replay/1", ["replay", "run/incidents/000007-r0", "--json"]),
+        ("nantrap.watch/1", ["watch", "run", "--json", "--once"]),
+    ],
+)
+def test_every_key_is_on_the_page(
+    schema: str, command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command)
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == schema
+    section = PAGE.partition(f"## `{schema}`")[2].partition("\n## ")[0]
+    assert section
+    named = set(re.findall(r"`(\w+)`", section)) | {"schema"}
+    assert keys(document) - named <= {"tone", "sign", "word"}
