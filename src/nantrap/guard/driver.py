@@ -33,6 +33,16 @@ class Driver(Protocol):
     scaling: Scaling
     """The loss scale of the step."""
 
+    still_scaled: bool
+    """The gradients still carry the loss scale; a fused optimizer divides them itself."""
+
+    known: Tensor | None
+    """The norm of this step, where it was taken already."""
+
+    @property
+    def limit(self) -> float | None:
+        """The largest norm that the gradients can have after clipping; `None` without clipping."""
+
     def norm(self) -> Tensor:
         """The total norm of the gradients as they are, unscaled, before `clip`. Stays on the device."""
 
@@ -41,6 +51,9 @@ class Driver(Protocol):
 
     def clip(self, norm: float) -> None:
         """Clip the gradients, whose norm is known by now."""
+
+    def clip_unread(self, norm: Tensor) -> None:
+        """The same where the norm stays on the device."""
 
     @property
     def take_update(self) -> Callable[[], Any]:
@@ -67,6 +80,7 @@ class OwnLoop:
 
     owns_gradients = True
     advances = True
+    still_scaled = False
 
     def __init__(
         self,
@@ -104,6 +118,11 @@ class OwnLoop:
         self._norm = norm = finite.gradient_norm(gradients)
         return norm
 
+    @property
+    def limit(self) -> float | None:
+        """What the guard clips to."""
+        return self.max_grad_norm
+
     def norm_is_used(self) -> bool:
         """The guard clips by it, or a hook of the optimizer may."""
         return self.max_grad_norm is not None or has_pre_hooks(self._optimizer)
@@ -115,6 +134,11 @@ class OwnLoop:
         if self._norm is None:
             return
         finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
+
+    def clip_unread(self, norm: Tensor) -> None:
+        """The same on the device."""
+        if self.max_grad_norm is not None:
+            finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=norm)
 
     def take_update(self) -> Any:
         """The optimizer's step."""

@@ -27,7 +27,7 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.recorder import Recorder
-from nantrap.guard.session import Session, Setup, end_run, summary_of
+from nantrap.guard.session import Session, Setup, end_run, last_turn, summary_of
 from nantrap.guard.state.anchors import Attempt
 from nantrap.guard.state.members import ema_update
 from nantrap.guard.state.protected import needs_closure
@@ -159,9 +159,9 @@ class Guard:
         self._closed = False
         self._collector = Collector(model, self._session, self._driver)
         at_once = self._session.at_once
-        self._late = None if at_once else LateSteps(self._session, self._driver, self._collector, average=average)
-        if at_once and self.policy.sync == "late":
-            self._session.recorder.say(f"each step is read before its update: {at_once}")
+        self._late = None
+        if not at_once:
+            self._late = LateSteps(self._session, self._driver, self._collector, average=average)
         self._dropped = DroppedLosses(self._session, self._driver, self._collector)
         self._collector.call_left = weakref.WeakMethod(self._dropped.before_pass)
         _guarded.add(optimizer)
@@ -226,13 +226,16 @@ class Guard:
             self._dropped.before_step()
         if window is None:
             raise UsageError("guard.step() without guard.backward(loss) before it: there are no gradients")
+        session = self._session
+        if last_turn[0]() is not session:
+            session.take_turn()
         try:
             late = self._late
-            outcome = run_step(self._session, self._driver, window) if late is None else late.step(window)
+            outcome = run_step(session, self._driver, window) if late is None else late.step(window)
             if outcome.incident is not None and not outcome.applied and window.micros:
                 self._collector.note_refused(window.micros[-1].root_call)
-            if self._session.recovery.acts_after_steps:
-                self._session.recovery.after_step(outcome)
+            if session.recovery.acts_after_steps:
+                session.recovery.after_step(outcome)
             return outcome
         finally:
             self._collector.end()
@@ -443,7 +446,7 @@ class Guard:
         self._collector.close()
         try:
             if self._late is not None:
-                self._late.settle()
+                self._late.settle(at_end=True)
         finally:
             self._end_run()
             self._session.recovery.close()

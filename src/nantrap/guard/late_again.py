@@ -16,15 +16,16 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.collect import Collector
 from nantrap.guard.diagnosis.describe import budget_of, failure_of
-from nantrap.guard.driver import OwnLoop
+from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Decision, Kind, Verdict
 from nantrap.guard.loss import Loss, as_loss
 from nantrap.guard.observation import Observation
@@ -58,15 +59,18 @@ class Launched:
         scalars: what the host must know of it, on the device.
         judged: how many of its values must be finite.
         arrival: these values.
+        bad: 1 where the device has skipped the step, else 0.
+        spares_scale: 1 where that was not due to the loss scale; `None` without a scale.
+        together: whether several ranks have joined their flags; the last three values are these.
         beyond: by what the norm was multiplied, so that it overflows where no update is proven finite.
         rates: the learning rates.
-        schedule: the schedule before it advanced.
         scale: the loss scale before the step.
-        counters: what the averages count on the host, with its values before the step.
         program: the program's own generators and attributes before it.
         milliseconds: how long it took to launch.
         position: where the loop was.
         frames: where the program called the guard, in the two-line form.
+        schedules: the schedules before they advanced.
+        counters: what the averages count on the host, with its values before the step.
     """
 
     step: int
@@ -74,15 +78,18 @@ class Launched:
     scalars: Scalars
     judged: int
     arrival: Arrival
+    bad: Tensor
+    spares_scale: Tensor | None
+    together: bool
     beyond: float
     rates: tuple[float, ...]
-    schedule: Schedule | None
     scale: Any
-    counters: Sequence[tuple[Tensor, Tensor]]
     program: ProgramState | None
     milliseconds: float
     position: Progress
     frames: Sequence[Frame]
+    schedules: list[Schedule] = field(default_factory=list)
+    counters: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def at_its_position(self, progress: Progress) -> Iterator[None]:
@@ -96,7 +103,7 @@ class Launched:
 
 
 def refuse_launched(
-    session: Session, driver: OwnLoop, collector: Collector, launched: Launched, reading: Reading
+    session: Session, driver: Driver, collector: Collector, launched: Launched, reading: Reading
 ) -> Outcome:
     """The end of a step that the device has skipped."""
     protected, progress = session.protected, session.progress
@@ -106,13 +113,13 @@ def refuse_launched(
     gradients = [parameter.grad for parameter in protected.members.parameters]
     unscaled = take_unscaling(driver.scaling.scaler, protected.optimizer) if driver.scaling.enabled else None
     buffers_as_now, attempting, window = protected.ledger.hold(), collector.attempting, collector.window
-    advanced, scale = None if launched.schedule is None else launched.schedule.now(), driver.scaling.capture()
+    advanced, scale = [schedule.now() for schedule in launched.schedules], driver.scaling.capture()
     collector.attempting, collector.window = True, None
     driver.scaling.restore(launched.scale)
     for counter, before in launched.counters:
         counter.copy_(before)
-    if launched.schedule is not None:
-        launched.schedule.restore()
+    for schedule in reversed(launched.schedules):
+        schedule.restore()
     try:
         with launched.at_its_position(progress), protected.of_earlier_step(launched.program):
             outcome = _refuse(session, driver, collector, launched, reading)
@@ -128,23 +135,32 @@ def refuse_launched(
     present.restore()
     if outcome.incident is None:  # the loss scale was too large: what the script's own loop does was done already
         driver.scaling.restore(scale)
-        if advanced is not None:
-            advanced.restore()
+        for schedule in advanced:
+            schedule.restore()
+    elif driver.still_scaled and scale is not None:  # by the scale that the present step was made with
+        _scale_by([g for g in gradients if g is not None], driver.scaling.scalar(), scale)
     return outcome
 
 
-def _refuse(session: Session, driver: OwnLoop, collector: Collector, launched: Launched, reading: Reading) -> Outcome:
+def _scale_by(gradients: list[Tensor], now: Tensor | None, captured: Any) -> None:
+    """Gradients that carry a loss scale carry the present one instead: mostly twice as much, which is exact."""
+    then = captured.get("_scale")
+    if now is not None and then is not None and gradients and not torch.equal(now, then.reshape(())):
+        torch._foreach_mul_(gradients, now / then.reshape(()))
+
+
+def _refuse(session: Session, driver: Driver, collector: Collector, launched: Launched, reading: Reading) -> Outcome:
     """With everything as it was before the failed step: find out whether it is the loss scale, else refuse it."""
-    decision = decide_together(session, driver, launched.window, reading, careful=False, spike=False)
-    if decision.kind is Kind.PROBE:
-        launched.window.probes_scale = True
-        session.scaling.probes_in_a_row += 1
-        at = (launched.step, launched.milliseconds)
-        return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
-    session.progress.step = launched.step
-    session.recorder.tally.attempted -= 1
     with seen_from(launched.frames) if launched.frames else contextlib.nullcontext():
-        again = _again(session, driver, launched, reading)
+        again = _again(session, driver, launched, reading)  # its gradients say whether the loss scale was too large
+        decision = decide_together(session, driver, again.window, reading, careful=False, spike=False)
+        if decision.kind is Kind.PROBE:
+            launched.window.probes_scale = True
+            session.scaling.probes_in_a_row += 1
+            at = (launched.step, launched.milliseconds)
+            return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
+        session.progress.step = launched.step
+        session.recorder.tally.attempted -= 1
         if again.is_too_large:
             reading = reading._replace(norm=again.norm)
             decision = replace(decision, spike=True)
@@ -152,7 +168,7 @@ def _refuse(session: Session, driver: OwnLoop, collector: Collector, launched: L
         return refuse_bad(session, driver, again.window, reading, observation, decision, words=again.words)
 
 
-def _observed(session: Session, driver: OwnLoop, again: RunAgain, reading: Reading, decision: Decision) -> Observation:
+def _observed(session: Session, driver: Driver, again: RunAgain, reading: Reading, decision: Decision) -> Observation:
     """What is known of the step: by its gradients where it was run again, else by what was read of it."""
     if again.is_too_large:
         note = (
@@ -194,35 +210,54 @@ class RunAgain(NamedTuple):
         return math.isfinite(self.norm) and self.norm > LARGEST_NORM
 
 
-def _again(session: Session, driver: OwnLoop, launched: Launched, reading: Reading) -> RunAgain:
-    """Run the step again. Leaves its gradients in the parameters, and what it wrote in the buffers."""
-    protected = session.protected
+def _again(session: Session, driver: Driver, launched: Launched, reading: Reading) -> RunAgain:
+    """Run the step again. Leaves its gradients in the parameters, averaged over the ranks where the failed step's were,
+    and what it wrote in the buffers."""
+    protected, ranks = session.protected, session.ranks
     protected.members.clear_gradients()
     protected.ledger.restore()
+    words = ""
     try:
-        window = _by_function(driver, launched.window) or _by_source(session, driver, launched, reading)
-        if window is None:
-            _model_alone(session, launched, reading)
-            return RunAgain(launched.window)
-        norm = driver.norm()
-        largest = protected.ledger.largest() if protected.has_buffers else None
-        values = finite.read(Scalars.of(session, driver, window, norm, largest).judged())
+        with session.alone.running():
+            window = _by_function(driver, launched.window) or _by_source(session, driver, launched, reading)
+            if window is None:
+                _model_alone(session, launched, reading)
     except Exception as error:  # the step has failed already: what can be said of it must not depend on this
+        window, words = None, f"the step could not be run again for its diagnosis: {type(error).__name__}: {error}"
         protected.members.clear_gradients()
         protected.ledger.restore()
-        words = f"the step could not be run again for its diagnosis: {type(error).__name__}: {error}"
+    if launched.together and ranks.talking:
+        _average_gradients(session)
+    if window is None:
         return RunAgain(launched.window, words)
+    if driver.scaling.enabled:
+        driver.scaling.scaler.unscale_(protected.optimizer)
+    norm = finite.gradient_norm(protected.members.gradients())
+    largest = protected.ledger.largest() if protected.has_buffers else None
+    values = finite.read(Scalars.of(session, driver, window, norm, largest).judged())
     for micro, then in zip(window.micros, launched.window.micros, strict=True):
         micro.values = then.values
     again = RunAgain(window, norm=values[0])
-    if not all(map(math.isfinite, values)) or again.is_too_large:
+    was_bad_here = not math.isfinite(reading.norm) or reading.buffers_bad or reading.guilty is not None
+    if not was_bad_here or not all(map(math.isfinite, values)) or again.is_too_large:
         return again
     protected.members.clear_gradients()
     protected.ledger.restore()
     return RunAgain(launched.window, "the step was finite when it was run again: it depends on something not restored")
 
 
-def _by_function(driver: OwnLoop, failed: Window) -> Window | None:
+def _average_gradients(session: Session) -> None:
+    """What the ranks found by themselves, averaged as in the failed step. Each rank calls it, whatever it found."""
+    parameters = [p for p in session.protected.members.parameters if p.requires_grad]
+    if not session.ranks.any_of_all(any(parameter.grad is not None for parameter in parameters)):
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    session.ranks.average([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def _by_function(driver: Driver, failed: Window) -> Window | None:
     """Each micro-batch of an attempt by its own function; `None` in the two-line form."""
     if any(micro.forward is None or micro.rng is None for micro in failed.micros):
         return None
@@ -236,7 +271,7 @@ def _by_function(driver: OwnLoop, failed: Window) -> Window | None:
     return fresh
 
 
-def _by_source(session: Session, driver: OwnLoop, launched: Launched, reading: Reading) -> Window | None:
+def _by_source(session: Session, driver: Driver, launched: Launched, reading: Reading) -> Window | None:
     """The loss computed again from the source lines of the two-line form; `None` where they do not give it again."""
     window = launched.window
     if len(window.micros) != 1:
@@ -268,7 +303,7 @@ def _failure(session: Session, micro: Micro, reading: Reading) -> Failure:
     return failure_of(session, Observation(micro, micro.values or [], reading.norm, (), {}, Verdict()))
 
 
-def _backward(driver: OwnLoop, total: Tensor, factor: float) -> None:
+def _backward(driver: Driver, total: Tensor, factor: float) -> None:
     """As `Collector.add` does it."""
     total = total * factor if factor != 1.0 else total
     (driver.scaling.scaler.scale(total) if driver.scaling.enabled else total).backward()
@@ -276,6 +311,6 @@ def _backward(driver: OwnLoop, total: Tensor, factor: float) -> None:
 
 def _assign(progress: Progress, values: Progress, *, step: int) -> None:
     """Overwrite where the loop is, without its count of steps."""
-    for field in fields(values):
-        setattr(progress, field.name, getattr(values, field.name))
+    for each in fields(values):
+        setattr(progress, each.name, getattr(values, each.name))
     progress.step = step

@@ -167,6 +167,13 @@ class Recorder:
             with contextlib.suppress(OSError, ValueError):
                 add_run_fact(self.run_dir, "autocast", dtype)
 
+    def note_read_at_once(self, why: str) -> None:
+        """Steps could be read late, and are not."""
+        self.say(f"each step is read before its update: {why}")
+        if self.run_dir is not None and not self._rank:
+            with contextlib.suppress(OSError, ValueError):
+                add_run_fact(self.run_dir, "read", f"at once: {why}")
+
     def listen(self, listeners: tuple[Listener, ...]) -> None:
         """From here on, send each journal line to exporters and alerts as well."""
         self._listeners = listeners
@@ -269,10 +276,10 @@ class Recorder:
             self.last_incident = incident
             self._unwritten.clear()
             begin_pages()
+        if self._watch is not None and watched:
+            for message in self._watch.exceeded(watched, step):
+                self.say(f"step {step:,}: watched value {message}")
         if launched is None:
-            if self._watch is not None and watched:
-                for message in self._watch.exceeded(watched, step):
-                    self.say(f"step {step:,}: watched value {message}")
             if self._ranges is not None and (outside := self._ranges.end(applied=applied)):
                 self.say_outside(outside, told=incident is not None and not applied)
             tally.attempted += 1

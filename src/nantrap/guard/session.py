@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,10 @@ class Earlier:
         self.incidents.setdefault(signature, []).append(incident)
 
 
+last_turn: list[Callable[[], Session | None]] = [lambda: None]
+"""The session that made the last step of this process, held weakly."""
+
+
 class Session:
     """What the steps of one run need: plain members, each of which knows nothing of the guard that holds them.
 
@@ -160,6 +165,7 @@ class Session:
         ladder: skip, roll back, stop.
         anchors: older states in memory.
         recovery: the way back to an older state or a checkpoint.
+        takes_turns: whether another guard moves weights between the steps of this one.
         at_once: why each step is read before its update, in words; empty if it is read one step later.
         recorder: journal, messages, tally.
         armed: steps that are traced while they run.
@@ -167,8 +173,8 @@ class Session:
     """
 
     __slots__ = (
-        "alone", "anchors", "armed", "at_once", "earlier", "ladder", "policy", "progress", "protected", "ranges",
-        "ranks", "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "watch",
+        "__weakref__", "alone", "anchors", "armed", "at_once", "earlier", "ladder", "policy", "progress", "protected",
+        "ranges", "ranks", "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "takes_turns", "watch",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, setup: Setup) -> None:
@@ -190,7 +196,7 @@ class Session:
         self.scaling = Scaling(setup.scaler, optimizer, policy)
         self.ranks = Ranks(model, process_group=setup.process_group)
         self.ranks.averaged.allow(policy, self.protected.members.parameters)
-        self.at_once = why_at_once(self.protected, setup, together=self.ranks.together)
+        self.at_once = why_at_once(self.protected, setup, self.ranks)
         self.alone = Alone(model, together=self.ranks.together)
         self.watch = Watch(setup.watch, self.protected.root) if setup.watch else None
         self.spikes = None if policy.spikes.action == "off" else SpikeWatch(policy)
@@ -235,7 +241,19 @@ class Session:
             compiled=is_compiled(model),
             has_policy=setup.by != "script",
         )
+        self.takes_turns = False
         self._introduce()
+
+    def take_turn(self) -> None:
+        """Another guard made the last step of this process. Where that happens in the middle of a run, two optimizers
+        take turns (a GAN), and a step that was run again later would meet other weights: each is read at once."""
+        before, last_turn[0] = last_turn[0](), weakref.ref(self)
+        if before is None or not self.recorder.tally.attempted:
+            return
+        for session in (before, self):
+            if not (session.takes_turns or session.at_once):
+                session.recorder.note_read_at_once("several optimizers take turns")
+            session.takes_turns = True
 
     def _introduce(self) -> None:
         """Write what is known of the run, and let those who follow it listen."""
@@ -246,6 +264,9 @@ class Session:
             listeners = open_listeners(export=setup.export, alerts=setup.alerts, run_dir=setup.run_dir, facts=facts)
             self.recorder.listen(listeners)
         self.ranks.say = self.recorder.say
+        waits = any(parameter.device.type != "cpu" for parameter in self.protected.members.parameters)
+        if self.at_once and (self.policy.sync == "late" or (self.policy.sync == "auto" and waits)):
+            self.recorder.note_read_at_once(self.at_once)
         self.ranks.run_dir = self.recorder.run_dir
 
     @property

@@ -281,6 +281,7 @@ def decide_together(
         signalled=signalled,
     )
     decision = judge(ranks.agree(flags), session.policy)
+    ranks.careful = decision.verdict.careful
     if decision.kind is Kind.APPLY and not decision.verdict.careful and ranks.talking:
         ranks.averaged.begin()
     if decision.spike and _is_new_level(session):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nantrap.guard.arrival import why_no_arrival
-from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.ranks.ranks import Ranks, is_sharded
 from nantrap.guard.state.certify import certify
 from nantrap.guard.state.protected import Protected, needs_closure
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)
 
 
-def why_at_once(protected: Protected, setup: Setup, *, together: bool) -> str:
+def why_at_once(protected: Protected, setup: Setup, ranks: Ranks) -> str:
     """Why each step is read before its update, in words; empty if it may be read one step later."""
     policy = setup.policy
     if policy.sync == "step":
@@ -34,10 +34,10 @@ def why_at_once(protected: Protected, setup: Setup, *, together: bool) -> str:
         return "the parameters are on the CPU, where nothing waits for a read"
     if len(devices) > 1:
         return "the parameters are on several devices"
-    if setup.by != "guard":
-        return "the script makes its updates itself"
-    if together:
-        return "several ranks agree on each step before its update"
+    if setup.shards is not None:
+        return "an engine makes the updates itself"
+    if ranks.together and (why := ranks.why_not_late()):
+        return why
     why = _by_policy(policy) or _by_optimizer(protected.optimizer) or _by_parts(protected, setup.ema)
     return why or why_no_arrival(next(iter(devices)))
 
@@ -65,12 +65,8 @@ def _by_optimizer(optimizer: torch.optim.Optimizer) -> str:
     if needs_closure(optimizer):
         return f"{name} evaluates the loss several times"
     fused = all(group.get("fused") for group in optimizer.param_groups)
-    momentum = any(group.get("momentum") for group in optimizer.param_groups)
-    if type(optimizer) not in _CAPABLE or not fused or momentum:
-        return (
-            f"{name} cannot skip a step on the device here; Adam, AdamW, Adagrad and SGD without momentum can, with "
-            "fused=True"
-        )
+    if type(optimizer) not in _CAPABLE or not fused:
+        return f"{name} cannot skip a step on the device here; Adam, AdamW, Adagrad and SGD can, with fused=True"
     if certify(optimizer) is None:
         return (
             f"the update of {name} cannot be proven finite beforehand (half precision parameters, a hook, a learning "

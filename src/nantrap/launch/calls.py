@@ -225,13 +225,13 @@ def _clip_grad_norm(registry: OptimizerRegistry, original: Any) -> Any:
                 alike = alike and gradient.dtype is gradients[0].dtype and gradient.layout is torch.strided
         if not on_host:
             norm = original(given, max_norm, norm_type, False, foreach)
-            loop.driver.clipped_norm = norm
+            loop.driver.clipped_norm, loop.driver.clipped_to = norm, float(max_norm)
             return norm
         if alike and gradients:
             norm = finite.norm_of_alike(gradients)
         else:
             norm = get_total_norm(gradients, norm_type, False, foreach)
-        loop.driver.clipped_norm = norm
+        loop.driver.clipped_norm, loop.driver.clipped_to = norm, float(max_norm)
         value = finite.value_of(norm)
         # not finite: clipping would turn Inf into NaN (Inf × 0) and hide what happened. Small: the coefficient is
         # clamped to 1.0, and x * 1.0 is x

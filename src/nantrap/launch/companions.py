@@ -81,6 +81,10 @@ def _install_scalers(patches: Patches, registry: OptimizerRegistry, scaled: Scal
         if self.is_enabled() and new_scale is None and refused and not has_seen_gradients(self):
             forget_step(self)  # the step was not made, so the scale stays
             return
+        launched = registry.launched()
+        if launched is not None and new_scale is None and launched.scales_by(self):
+            launched.update_scale(functools.partial(original, self))
+            return
         original(self, new_scale)
 
     patches.wrap(GradScaler, "scale", scale)
@@ -110,6 +114,8 @@ def _install_schedules(patches: Patches, registry: OptimizerRegistry) -> None:
         moved[self] = now
         if loop.refused and every_step and loop.policy.skips.scheduler == "hold":
             return
+        if every_step and loop.late is not None and loop.policy.skips.scheduler == "hold":
+            loop.late.move_schedule(self)
         inside.append(True)
         try:
             original(self, *args, **kwargs)
@@ -126,7 +132,13 @@ def _install_schedules(patches: Patches, registry: OptimizerRegistry) -> None:
 
     def averaged(original: Any, self: AveragedModel, model: Any) -> None:
         source = unwrap(model)
-        if not any(loop.refused and loop.session.protected.root is source for loop in registry):
+        loops = [loop for loop in registry if loop.session.protected.root is source]
+        if any(loop.refused for loop in loops):
+            return
+        launched = registry.launched()
+        if launched is not None and loops:
+            launched.average(self, functools.partial(original, self, model))
+        else:
             original(self, model)
 
     for cls in (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau):  # the others do not call LRScheduler's

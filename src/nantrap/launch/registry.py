@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
+from nantrap.guard.late import LateSteps
 from nantrap.guard.progress import Tally
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.script_events import EventTable
@@ -276,6 +277,10 @@ class OptimizerRegistry:
             if loop.comparison is not None:
                 loop.comparison.end()
 
+    def launched(self) -> LateSteps | None:
+        """What makes the step that was launched and not read yet; `None` if there is none."""
+        return next((loop.late for loop in self.guards if loop.late is not None and loop.late.is_waiting), None)
+
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)
@@ -350,6 +355,7 @@ class OptimizerRegistry:
         """The script has ended: what it abandoned is recorded, and no step follows."""
         for loop in self.guards:
             loop.session.armed.end()
+            loop.settle(at_end=True)
         self.record_abandoned()
         for loop in self.guards:
             loop.end()

@@ -16,6 +16,7 @@ no schedule; the script's own `optimizer.step()` runs, or it does not.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,12 +29,13 @@ from nantrap.guard.collect import Collector
 from nantrap.guard.event_recorder import read_norm_alone
 from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.graphs import EXPLAINED_AFTER
+from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.messages import no_gradient_lines
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.progress import Tally
 from nantrap.guard.ranks.ranks import is_sharded
-from nantrap.guard.session import Session
+from nantrap.guard.session import Session, last_turn
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.step import run_step
@@ -70,12 +72,17 @@ class ScriptDriver:
         """The script's own call in this step."""
         self.clipped_norm: Tensor | None = None
         """The norm before the script clipped; `None` if it did not, or if the gradients have changed since."""
+        self.clipped_to: float | None = None
+        """What it clipped to."""
         self.still_scaled = False
-        """The gradients still carry the loss scale; a fused optimizer divides them itself."""
+        self.known: Tensor | None = None
         self._protected = protected
 
     def norm(self) -> Tensor:
         """The norm that the script has found already, or the one of the gradients as they are."""
+        if self.known is not None:
+            known, self.known = self.known, None
+            return known
         norm = self.clipped_norm
         if norm is None:
             gradients = self._protected.members.gradients()
@@ -88,6 +95,11 @@ class ScriptDriver:
             self._own_norm = norm
         return norm
 
+    @property
+    def limit(self) -> float | None:
+        """What `--clip` clips to, or what the script has clipped to."""
+        return self.max_grad_norm if self.clipped_norm is None else self.clipped_to
+
     def norm_is_used(self) -> bool:
         """The script clipped by it, or `--clip` does, or a hook of the optimizer may."""
         own = self.clipped_norm is not None or self.max_grad_norm is not None
@@ -95,12 +107,16 @@ class ScriptDriver:
 
     def clip(self, norm: float) -> None:
         """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
-        limit = self.max_grad_norm
-        if limit is None or norm + 1e-6 < limit * (1 - 1e-6) or self._own_norm is None:
+        if self.max_grad_norm is not None and norm + 1e-6 >= self.max_grad_norm * (1 - 1e-6):
+            self.clip_unread(self._own_norm)
+
+    def clip_unread(self, norm: Tensor | None) -> None:
+        """The same on the device."""
+        if self.max_grad_norm is None or norm is None:
             return
         members = self._protected.members
-        total = self._own_norm if self.clipped_norm is None else finite.gradient_norm(members.gradients())
-        finite.clip_with_norm(members.parameters, max_norm=limit, total=total)
+        total = norm if self.clipped_norm is None else finite.gradient_norm(members.gradients())
+        finite.clip_with_norm(members.parameters, max_norm=self.max_grad_norm, total=total)
 
     def probe(self) -> None:
         """The scaler sees the overflow itself and skips."""
@@ -172,6 +188,10 @@ class ScriptLoop:
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
         # without a module no forward pass is seen, so questions are of interest at any time
         self._always_asks = isinstance(model, ModuleGroup) and not any(True for _ in model.children())
+        self.late = None
+        """Makes the steps that are read one step later; `None` where each is read before its update."""
+        if not session.at_once:
+            self.late = LateSteps(session, self.driver, self.collector)
         self._asked = shared.asked
         self._asked.open = self._asked.open or self._always_asks
         self._activity = shared.activity
@@ -237,7 +257,7 @@ class ScriptLoop:
         left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else None
         if self._always_asks:
             asked.trained(loss)
-        if loss.is_cpu:  # there is no device to wait for: the loss is read before backward frees its graph
+        if loss.is_cpu and self.late is None:  # nothing waits: the loss is read before backward frees its graph
             value = finite.value_of(loss)
             micro.values = [value]
             if math.isfinite(value):
@@ -317,6 +337,8 @@ class ScriptLoop:
         if len(window.micros) > 1:
             self.detector.record_earlier_loss(window)
         driver.take_update, driver.still_scaled = run, still_scaled
+        if last_turn[0]() is not self.session:
+            self.session.take_turn()
         if scaler is not None or driver.scaling.scaler is not None:
             driver.scaling.use(scaler)
         protected.result = None
@@ -326,7 +348,9 @@ class ScriptLoop:
             self.detector.frames = []
         try:
             with seen_from(frames) if frames else contextlib.nullcontext():
-                outcome = run_step(self.session, driver, window) if judge is None else judge(window)
+                if judge is None:
+                    judge = functools.partial(run_step, self.session, driver) if self.late is None else self.late.step
+                outcome = judge(window)
             # a step that a scaler left out, to search its scale, has no incident and was not refused
             self.refused = not outcome.applied and outcome.incident is not None
             if window.bad_left_out and outcome.applied:
@@ -383,8 +407,21 @@ class ScriptLoop:
         if not self._activity.busy:
             self.detector.record_abandoned()
             self.detector.record_left()
+            self.settle()
             if self.collector.window is None:
                 self.detector.restore_buffers()
+
+    def settle(self, *, at_end: bool = False) -> None:
+        """Judge the step that was launched last, where that is not done yet."""
+        if self.late is None or self._activity.busy:
+            return
+        try:
+            with self._activity.of_guard():
+                self.late.settle(at_end=at_end)
+        except NonFiniteError as error:
+            self.stopped, self.refused = error, True
+            if not at_end:
+                raise
 
     def note_position(self) -> None:
         """The script takes the next batch before a step from the loss that it tested: note which batch this one is."""
@@ -468,7 +505,8 @@ class ScriptLoop:
                 earlier = collector.root_call
         if collector.begun:
             if earlier is not None and earlier.module is module and not earlier.running:
-                self.detector.restore_buffers()
+                if self.late is None:  # elsewhere the device judges them with the step
+                    self.detector.restore_buffers()
             elif collector.window is not None and collector.window.micros and self.session.drops_micro_batches:
                 self.session.protected.ledger.mark()  # where none is dropped, a bad one may have written them already
         asked.open = module.training

@@ -65,6 +65,8 @@ class Ranks:
         """Whether every rank holds the same parameters."""
         self.differ = False
         """Whether the ranks were found to hold different parameters although they should not."""
+        self.careful = False
+        """Whether any rank had to check its update in the last step of all of them."""
         self._model = model
         self._group = (process_group or group_of(model)) if started else None
         members = [self.rank] if self._group is None else dist.get_process_group_ranks(self._group)
@@ -180,6 +182,21 @@ class Ranks:
             return combine({self.rank: found})
         rows = self._gathered(own).tolist()  # something is wrong: which rank found what
         return combine({rank: Flags(*map(bool, row)) for rank, row in zip(self.members, rows, strict=True)})
+
+    def why_not_late(self) -> str:
+        """Why the ranks cannot join their flags on the device, in words; empty if they can."""
+        if self._vouched or not self.replicated:
+            return "several ranks agree on each step before its update, and the model is in no DistributedDataParallel"
+        return ""
+
+    def join(self, flags: Tensor) -> Tensor:
+        """The largest of each flag on all ranks, in place. Each rank calls it. On an accelerator the host does not
+        wait: the collective is queued on the device, as those that average gradients are."""
+        try:
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return flags
 
     def all(self, ok: bool) -> bool:
         """Whether something went well on every rank. Each rank calls it."""
