@@ -16,7 +16,11 @@ import torch
 from device import simulated
 
 IN_OWN_PROCESS = os.environ.get("NANTRAP_SIMULATED_DEVICE") == "1"
-collect_ignore = ["test_own_process.py"] if IN_OWN_PROCESS else ["test_device.py", "test_late_reads.py"]
+collect_ignore = (
+    ["test_own_process.py"]
+    if IN_OWN_PROCESS
+    else [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_own_process.py"]
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -80,12 +80,20 @@ inline int device_of(const void* p) {
   return -1;
 }
 
+// The lock of the arenas and of pinned memory alone. Python gives tensors back while it holds its own lock (the GIL), so
+// this one is never held where Python can be called: a kernel that lets go of a tensor waits for the GIL inside `lock()`.
+inline std::mutex& memory_lock() {
+  static auto* one = new std::mutex;
+  return *one;
+}
+
 // Blocks that may be read and written while this object lives. A kernel inside a kernel may open the same ones.
 class Opened {
  public:
   Opened() = default;
   Opened(const Opened&) = delete;
   ~Opened() {
+    std::lock_guard guard(memory_lock());
     for (auto& [arena, block] : blocks_)
       if (--arena->open[block] == 0) {
         mprotect(block, arena->sizes[block], PROT_NONE);
@@ -93,6 +101,7 @@ class Opened {
       }
   }
   void add(const void* p) {
+    std::lock_guard guard(memory_lock());
     const int device = device_of(p);
     if (device < 0) return;
     auto& a = arena(device);
@@ -109,14 +118,14 @@ class Opened {
 
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
-    std::lock_guard guard(lock());
+    std::lock_guard guard(memory_lock());
     const int device = current_device();
     char* block = size == 0 ? nullptr : arena(device).take(size);
     return {block, block, &release, c10::Device(c10::DeviceType::PrivateUse1, device)};
   }
   static void release(void* block) {
     if (block == nullptr) return;
-    std::lock_guard guard(lock());
+    std::lock_guard guard(memory_lock());
     arena(device_of(block)).give_back(static_cast<char*>(block));
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -152,18 +161,18 @@ struct PinnedMemory final : c10::Allocator { // ordinary memory that knows its o
     return *all;
   }
   static bool holds(const void* p) {
-    std::lock_guard guard(lock());
+    std::lock_guard guard(memory_lock());
     auto after = blocks().upper_bound(static_cast<char*>(const_cast<void*>(p)));
     return after != blocks().begin() && std::prev(after)->first + std::prev(after)->second > p;
   }
   c10::DataPtr allocate(size_t size) override {
-    std::lock_guard guard(lock());
+    std::lock_guard guard(memory_lock());
     char* block = static_cast<char*>(std::aligned_alloc(64, (size + 64) / 64 * 64));
     blocks()[block] = size + 1;
     return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
   }
   static void release(void* block) {
-    std::lock_guard guard(lock());
+    std::lock_guard guard(memory_lock());
     blocks().erase(static_cast<char*>(block));
     std::free(block);
   }

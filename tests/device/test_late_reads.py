@@ -157,11 +157,12 @@ def two_lines(run: Run[Any], guard: nantrap.Guard, windows: Any) -> None:
         guard.step()
 
 
+LOSSES = [log_of_zero, root_of_zero, nothing_to_average]
 LOOPS = {"attempt": FORMS["attempt"], "two_line": two_lines}
 
 
 @pytest.mark.parametrize("form", LOOPS)
-@pytest.mark.parametrize("loss", [log_of_zero, root_of_zero, nothing_to_average])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_bad_step_is_diagnosed_as_if_it_had_been_read_at_once(form: str, loss: Any) -> None:
     """Incidents of both ways are the same: place, causes, proofs, findings, trials and notes."""
     incidents = []

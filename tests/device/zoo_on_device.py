@@ -2,14 +2,17 @@
 
     cd tests && python -m device.zoo_on_device [--form attempt] [FAMILY or PROGRAM ...]
 
-Each program runs twice, on the CPU and on the device, with the same values. A table names every program whose incident
-differs in step, phase, module, operation, best cause or proof, and those that do not run on a device: most of these
-make tensors on the CPU by themselves.
+Each program runs on the CPU and on the device, with the same values. Many make tensors by themselves, on the CPU; on a
+GPU their authors would have written `device=` there. Those are run again in a loss function that makes them on the
+device, and if that is not enough, built there as a whole (`torch.set_default_device`). A table names every program
+whose incident differs in step, phase, module, operation, best cause or proof, and those that run in none of the three
+ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import warnings
 from collections import Counter
@@ -39,17 +42,22 @@ class Told(NamedTuple):
     proven: bool = False
 
 
-def run(path: Path, form: str, device: str, *, sync: Any = "step") -> Told:
-    """Run one program until its first incident."""
-    case = load(path)
-    if device == "sim":
+HERE, MOVED, MAKES_THERE, BUILT_THERE = "here", "moved", "makes its tensors there", "built there"
+
+
+def run(path: Path, form: str, way: str, *, sync: Any = "step") -> Told:
+    """Run one program until its first incident: on the CPU (`here`), or on the device in one of three ways."""
+    with torch.device("sim") if way == BUILT_THERE else contextlib.nullcontext():
+        case = load(path)
+        given = iter([*batches(case)]) if way == BUILT_THERE else batches(case)
+    if way != HERE:
         case = _moved(case)
-    compute = loss_function(case) if device == "cpu" else _loss_on_device(case)
+    compute = loss_function(case) if way == HERE else _loss_on_device(case, makes_there=way != MOVED)
     # no time passes by this clock: a busy machine must not change an answer
     policy = Policy(sync=sync, diagnosis=Diagnosis(seconds=600, clock=lambda: 0.0))
     with nantrap.Guard(case["model"], case["optimizer"], policy=policy, quiet=True) as guard:
-        for batch in batches(case):
-            batch = _on(batch) if device == "sim" else batch
+        for batch in given:
+            batch = batch if way == HERE else _on(batch)
             if form == "attempt":
                 guard.attempt(compute, batch)
             else:
@@ -73,14 +81,20 @@ def told(incident: nantrap.Incident | None) -> Told:
 def compare(path: Path, form: str, *, sync: Any = "step") -> tuple[str, str]:
     """`same`, `differs` or `not run`, and in words what is different or why it did not run."""
     torch.manual_seed(0)
-    here = run(path, form, "cpu")
-    torch.manual_seed(0)
-    try:
-        there = run(path, form, "sim", sync=sync)
-    except _NOT_FOR_A_DEVICE as error:
-        return "not run", f"{type(error).__name__}: {str(error).splitlines()[0][:110]}"
-    fields = [f"{name}: {a} / {b}" for name, a, b in zip(Told._fields, here, there, strict=True) if a != b]
-    return ("differs", "; ".join(fields)) if fields else ("same", "")
+    here, reasons = run(path, form, HERE), []
+    for way in (MOVED, MAKES_THERE, BUILT_THERE):
+        torch.manual_seed(0)
+        try:
+            there = run(path, form, way, sync=sync)
+        except _NOT_FOR_A_DEVICE as error:
+            reasons.append(f"{type(error).__name__}: {str(error).splitlines()[0][:110]}")
+            continue
+        fields = [f"{name}: {a} / {b}" for name, a, b in zip(Told._fields, here, there, strict=True) if a != b]
+        # a value that it draws comes from another generator when it is made there
+        if not fields or way == MOVED:
+            return ("differs", "; ".join(fields)) if fields else ("same", "" if way == MOVED else way)
+        reasons.append("; ".join(fields))
+    return "not run", " | ".join(reasons)
 
 
 def _moved(case: Case) -> Case:
@@ -100,10 +114,11 @@ def _on(batch: Any) -> Any:
     return tree_map(lambda leaf: leaf.to("sim") if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def _loss_on_device(case: Case) -> Any:
+def _loss_on_device(case: Case, *, makes_there: bool) -> Any:
     def compute(batch: Any) -> Tensor:
         dtype = case.get("autocast_dtype")
-        with torch.autocast("sim", dtype=dtype or torch.float16, enabled=bool(dtype)):
+        default = torch.device("sim") if makes_there else contextlib.nullcontext()
+        with default, torch.autocast("sim", dtype=dtype or torch.float16, enabled=bool(dtype)):
             loss: Tensor = case["loss_fn"](case["model"], batch)
             return loss
 

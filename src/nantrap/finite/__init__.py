@@ -24,6 +24,7 @@ from nantrap.finite.norm import (
     largest_value,
     norm_of_alike,
     whole_norm,
+    zero_if_bad,
 )
 from nantrap.finite.stats import (
     dtype_name,
@@ -64,4 +65,5 @@ __all__ = [
     "value_of",
     "values_of",
     "whole_norm",
+    "zero_if_bad",
 ]

@@ -143,6 +143,11 @@ def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tens
         clip_grads_with_norm_(group, max_norm, total)
 
 
+def zero_if_bad(norm: Tensor) -> Tensor:
+    """A norm by which gradients are clipped to themselves where it is not finite. Stays on the device."""
+    return norm.nan_to_num(nan=0.0, posinf=0.0)
+
+
 def exact_norm(gradients: Sequence[Tensor]) -> float:
     """The norm in float64, scaled against overflow: finite whenever every gradient is finite. Reads the device.
 

@@ -20,7 +20,7 @@ class Arrival:
         """Send values of the device. On a CPU they are here."""
         if values.is_cpu:
             return cls(values, None)
-        there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        there = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
         there.copy_(values, non_blocking=True)
         event = torch.Event(values.device)
         event.record()

@@ -131,7 +131,11 @@ def refuse_launched(
         return outcome
     for parameter, gradient in zip(protected.members.parameters, gradients, strict=True):
         parameter.grad = gradient
-    buffers_as_now()
+    if outcome.incident is None and protected.has_buffers:  # a scaler's search: what the forward pass wrote stays
+        protected.ledger.capture()
+        _write_again(session, window)
+    else:
+        buffers_as_now()
     present.restore()
     if outcome.incident is None:  # the loss scale was too large: what the script's own loop does was done already
         driver.scaling.restore(scale)
@@ -221,7 +225,7 @@ def _again(session: Session, driver: Driver, launched: Launched, reading: Readin
         with session.alone.running():
             window = _by_function(driver, launched.window) or _by_source(session, driver, launched, reading)
             if window is None:
-                _model_alone(session, launched, reading)
+                _model_alone(session, launched.window)
     except Exception as error:  # the step has failed already: what can be said of it must not depend on this
         window, words = None, f"the step could not be run again for its diagnosis: {type(error).__name__}: {error}"
         protected.members.clear_gradients()
@@ -286,12 +290,23 @@ def _by_source(session: Session, driver: Driver, launched: Launched, reading: Re
     return replace(window, micros=[replace(micro, loss=Loss(total, micro.loss.terms), values=None)])
 
 
-def _model_alone(session: Session, launched: Launched, reading: Reading) -> None:
+def _write_again(session: Session, window: Window | None) -> None:
+    """What the forward passes of the present step write into buffers, after those of the step before it."""
+    with contextlib.suppress(Exception), session.alone.running():  # a model that cannot be called again keeps the rest
+        for micro in [] if window is None else window.micros:
+            if micro.forward is not None and micro.rng is not None:
+                micro.rng.restore()
+                micro.forward(micro.batch)
+        if window is not None:
+            _model_alone(session, window)
+
+
+def _model_alone(session: Session, window: Window) -> None:
     """The calls of the model, for what they write into buffers; the loss and its gradients are not there again."""
-    for micro in launched.window.micros:
+    for micro in window.micros:
         if micro.root_call is None:
             continue
-        failure = _failure(session, micro, reading)
+        failure = _failure(session, micro, Reading())
         for call in micro.root_call.chain():
             call.rng.restore()
             with autocast_like(call.autocast), call.as_made(failure.root):

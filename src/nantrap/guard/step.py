@@ -340,7 +340,8 @@ def _is_the_scale(session: Session, window: Window) -> bool:
             return all(finite_at_scale_one(session, micro) for micro in tried)
     if session.scaling.probes_in_a_row or session.ladder.in_a_row or not session.recorder.tally.applied:
         return True
-    return session.ranks.any_of_all(finite.any_infinite(session.protected.members.gradients()))
+    gradients = session.protected.members.gradients()  # none of a step that was read late and could not be run again
+    return session.ranks.any_of_all(not gradients or finite.any_infinite(gradients))
 
 
 def _cannot_go_back(session: Session) -> bool:

@@ -216,15 +216,20 @@ def _clip_grad_norm(registry: OptimizerRegistry, original: Any) -> Any:
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
         # a norm that is not finite is handled by the guard: it refuses the step, whatever the gradients were clipped to
         gradients = []
-        on_host, alike = loop.keeps_bad_gradients, norm_type == 2.0 and foreach is None
+        ordinary, alike, on_host = loop.keeps_bad_gradients, norm_type == 2.0 and foreach is None, True
         for parameter in given:
             gradient = parameter.grad
             if gradient is not None:
                 gradients.append(gradient)
-                on_host = on_host and gradient.__class__ is Tensor and gradient.is_cpu and not gradient.is_sparse
+                ordinary = ordinary and gradient.__class__ is Tensor and not gradient.is_sparse
+                on_host = on_host and gradient.is_cpu
                 alike = alike and gradient.dtype is gradients[0].dtype and gradient.layout is torch.strided
-        if not on_host:
+        if not ordinary:
             norm = original(given, max_norm, norm_type, False, foreach)
+        elif not on_host:
+            norm = get_total_norm(gradients, norm_type, False, foreach)
+            clip_grads_with_norm_(given, max_norm, finite.zero_if_bad(norm), foreach)
+        if not (ordinary and on_host):
             loop.driver.clipped_norm, loop.driver.clipped_to = norm, float(max_norm)
             return norm
         if alike and gradients:
