@@ -562,14 +562,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   m.impl("convolution_overrideable", TORCH_FN(convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
-  // Two kinds of operations would be taken apart before they come here: those on lists of tensors, which are few kernels
-  // on a real device, and those that PyTorch writes in terms of their own `out=` form.
+  // Three kinds of operations would be taken apart before they come here: those on lists of tensors, which are few kernels
+  // on a real device, those that PyTorch writes in terms of their own `out=` form, and those that it writes for any device
+  // although the CPU has a kernel of its own (`native_group_norm`).
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     const bool list = name.name.rfind("aten::_foreach_", 0) == 0;
     if (!op || name.name.rfind("aten::", 0) != 0 || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    if (list || op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional))
+    const bool own = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+        op->hasKernelForDispatchKey(DispatchKey::CPU);
+    if (list || own || op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional))
       m.impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
              torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 import warnings
 from collections import Counter
@@ -111,6 +112,10 @@ def _moved(case: Case) -> Case:
 
 
 def _on(batch: Any) -> Any:
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(
+            batch, **{field.name: _on(getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+        )
     return tree_map(lambda leaf: leaf.to("sim") if isinstance(leaf, Tensor) else leaf, batch)
 
 
