@@ -70,6 +70,24 @@ def test_an_operation_of_the_forward_pass_is_named() -> None:
     assert incident.causes[0].slug == "division_by_zero"
 
 
+@pytest.mark.parametrize(
+    ("mistake", "error"),
+    [
+        (lambda x: torch.cat([x, torch.ones(2, 4, device="meta")]).mean(), RuntimeError),
+        (lambda x: x.sum() + object(), TypeError),
+        (lambda x: x.mean().square(exponent=3), TypeError),
+    ],
+)
+def test_a_mistake_that_no_value_leads_to_is_raised_although_the_batch_holds_nan(
+    mistake: Callable[[Tensor], Tensor], error: type[Exception]
+) -> None:
+    """Tensors of two devices, a wrong argument: it would fail with any batch, so nothing is contained."""
+    _, guard, _ = made()
+    with pytest.raises(error):
+        guard.attempt(mistake, bad_batch())
+    assert guard.last_incident is None
+
+
 def test_an_exception_of_the_users_own_passes_through() -> None:
     actor, guard, _ = made()
 

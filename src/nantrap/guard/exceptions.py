@@ -11,6 +11,7 @@ together: the rank reports what it finds without them, and the exception is rais
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import torch
@@ -27,7 +28,11 @@ from nantrap.guard.session import Session
 from nantrap.guard.window import Micro
 from nantrap.incident import Action, Incident
 
-_NOT_OURS = (MemoryError, torch.OutOfMemoryError, NantrapError)
+_NO_VALUE = (TypeError, NameError, AttributeError, NotImplementedError)
+"""Mistakes of a program that no value leads to."""
+_NOT_OURS = (MemoryError, torch.OutOfMemoryError, NantrapError, *_NO_VALUE)
+_OF_DEVICES = re.compile(r"(on|at) the (same|expected) device|two devices")
+"""A tensor is not where the others are."""
 
 _RAISED_ON_ONE = "the exception is raised: the other ranks cannot leave out a step that ends on this rank alone"
 
@@ -69,7 +74,7 @@ def explain_exception(session: Session, collector: Collector, error: BaseExcepti
 
 def _diagnosed(session: Session, error: Exception, micro: Micro) -> Diagnosed | None:
     """The diagnosed of the incident behind an exception; `None` if nothing non-finite led to it."""
-    if isinstance(error, _NOT_OURS) or session.policy.diagnose == "off":
+    if isinstance(error, _NOT_OURS) or _OF_DEVICES.search(str(error)) or session.policy.diagnose == "off":
         return None
     if session.ranks.together and not session.alone.possible:
         return None  # sharded weights, synchronised statistics: a replay needs ranks that take no part in it
