@@ -52,7 +52,8 @@ def start() -> ModuleType:
     torch.utils.rename_privateuse1_backend("sim")
     module = _device_module()
     torch._register_device_module("sim", module)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    # a module of a program may have a part named `sim`
+    torch.utils.generate_methods_for_privateuse1_backend(for_module=False)
     recurrent.register(_library_of_python)
     return module
 

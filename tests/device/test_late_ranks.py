@@ -76,7 +76,10 @@ def test_a_healthy_step_waits_for_nothing_and_is_bit_identical(form: str, found:
         assert guarded["late"]
         assert guarded["exchanges"] - plain["exchanges"] == steps
         added = {name: count - plain["waits"].get(name, 0) for name, count in guarded["waits"].items()}
-        assert {name: count for name, count in added.items() if count} == {"copy to host": steps, "copy to device": steps}
+        assert {name: count for name, count in added.items() if count} == {
+            "copy to host": steps,
+            "copy to device": steps,
+        }
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -4,9 +4,9 @@
 
 Each program runs on the CPU and on the device, with the same values. Many make tensors by themselves, on the CPU; on a
 GPU their authors would have written `device=` there. Those are run again in a loss function that makes them on the
-device, and if that is not enough, built there as a whole (`torch.set_default_device`). A table names every program
-whose incident differs in step, phase, module, operation, best cause or proof, and those that run in none of the three
-ways.
+device, and if that is not enough, built there as a whole (`torch.set_default_device`): a model that is moved after its
+state was loaded does not show any more what the file had left out. A table names every program whose incident differs
+in step, phase, module, operation, best cause or proof in each of the three ways, and those that run in none.
 """
 
 from __future__ import annotations
@@ -80,22 +80,21 @@ def told(incident: nantrap.Incident | None) -> Told:
 
 
 def compare(path: Path, form: str, *, sync: Any = "step") -> tuple[str, str]:
-    """`same`, `differs` or `not run`, and in words what is different or why it did not run."""
+    """`same`, `differs` or `not run`, and in words what is different, or in which way it ran if not by moving it."""
     torch.manual_seed(0)
-    here, reasons = run(path, form, HERE), []
+    here, differences, errors = run(path, form, HERE), [], []
     for way in (MOVED, MAKES_THERE, BUILT_THERE):
         torch.manual_seed(0)
         try:
             there = run(path, form, way, sync=sync)
         except _NOT_FOR_A_DEVICE as error:
-            reasons.append(f"{type(error).__name__}: {str(error).splitlines()[0][:110]}")
+            errors.append(f"{type(error).__name__}: {str(error).splitlines()[0][:110]}")
             continue
         fields = [f"{name}: {a} / {b}" for name, a, b in zip(Told._fields, here, there, strict=True) if a != b]
-        # a value that it draws comes from another generator when it is made there
-        if not fields or way == MOVED:
-            return ("differs", "; ".join(fields)) if fields else ("same", "" if way == MOVED else way)
-        reasons.append("; ".join(fields))
-    return "not run", " | ".join(reasons)
+        if not fields:
+            return "same", "" if way == MOVED else way
+        differences.append(f"{way}: {'; '.join(fields)}")
+    return ("differs", differences[0]) if differences else ("not run", errors[0])
 
 
 def _moved(case: Case) -> Case:

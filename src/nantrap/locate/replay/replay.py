@@ -168,7 +168,30 @@ def _outputs_alike(calls: list[RootCall], outputs: list[tuple[RootCall, str, Ten
 
 
 def replay_update(failed: Failure) -> Replay:
-    """Run the optimizer's step again on the failed step's gradients."""
+    """Run the optimizer's step again on the failed step's gradients.
+
+    It takes one tensor after the other, as on a CPU, so that an operation on one tensor is found and not one on a list
+    of all; where that shows nothing, it is made as in the failed step.
+    """
+    replay = _update_again(failed, _one_by_one(failed))
+    return replay if replay.origin is not None else _update_again(failed, contextlib.nullcontext())
+
+
+@contextlib.contextmanager
+def _one_by_one(failed: Failure) -> Iterator[None]:
+    """The optimizer uses neither lists of tensors nor fused kernels."""
+    groups = failed.optimizer.param_groups
+    kept = [(group, name, group[name]) for group in groups for name in ("foreach", "fused") if name in group]
+    try:
+        for group, name, _ in kept:
+            group[name] = False
+        yield
+    finally:
+        for group, name, before in kept:
+            group[name] = before
+
+
+def _update_again(failed: Failure, way: contextlib.AbstractContextManager[None]) -> Replay:
     assert failed.run_update is not None
     with failed.rewound():
         for name, parameter in failed.parameters.items():
@@ -176,7 +199,7 @@ def replay_update(failed: Failure) -> Replay:
             parameter.grad = None if gradient is None else gradient.clone()
         trace = Trace(failed.root, registered(failed, optimizer=True), optimizer=True)
         error: BaseException | None = None
-        with trace:
+        with way, trace:  # the options of the groups were restored by now
             try:
                 failed.run_update()
             except Exception as exception:
