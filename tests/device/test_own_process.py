@@ -14,10 +14,12 @@ from device import simulated
 TIMEOUT = 280
 
 
-def test_the_simulated_device() -> None:
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_simulated_device(which: str) -> None:
     if reason := simulated.why_not():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", str(Path(__file__).parent)]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-m", which]
+    command.append(str(Path(__file__).parent))
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=TIMEOUT,
