@@ -63,9 +63,9 @@ def train(
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     if fault == "loss":
-        net.head.register_full_backward_hook(lambda module, given, out: tuple(g.nan_to_num() * 0 for g in given))
+        net.head.register_full_backward_hook(_finite_gradients)
     policy = Policy(sync=sync, diagnosis=UNHURRIED)  # type: ignore[arg-type]
-    data = [tuple(tensor.to(device) for tensor in batch) for batch in batches(rank, fault)]
+    data = [(x.to(device), y.to(device)) for x, y in batches(rank, fault)]
     counted = mock.Mock(wraps=dist.all_reduce)
     made: dict[str, Any] = {}
     with mock.patch("torch.distributed.all_reduce", counted):
@@ -95,6 +95,10 @@ def train(
     made["collectives"] = counted.call_count
     made["state"] = [tensor.cpu().tolist() for tensor in net.state_dict().values()]
     return made
+
+
+def _finite_gradients(module: nn.Module, given: Any, out: Any) -> Any:
+    return tuple(gradient.nan_to_num() * 0 for gradient in given)
 
 
 def between(rank: int, net: nn.Module, step: int, fault: str) -> None:
