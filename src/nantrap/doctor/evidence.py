@@ -139,6 +139,9 @@ def _reached(repository: Repository, *, data: bool) -> tuple[set[str], bool]:
             for setting in source.settings:
                 if isinstance(setting.value, str):
                     begun |= set(_NAMES.findall(setting.value))
+        for file, text in repository.others.items():
+            if not _says(_TRAINS_NOTHING, file, repository):
+                begun |= _names_of(text.splitlines())
         for module in repository.modules:
             if _says(_TRAINS_NOTHING, module.file, repository):
                 continue

@@ -111,6 +111,8 @@ def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorRep
         texts[text.file] = text
         repository.roots[text.file] = text.root
         if not text.interesting:
+            if text.kind == "python" and not is_test(text.file, text.root):
+                repository.others[text.file] = text.text
             continue
         try:
             if text.kind == "python":

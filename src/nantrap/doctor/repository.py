@@ -47,6 +47,8 @@ class Repository:
     sources: list[SettingSource] = field(default_factory=list)
     modules: list[Module] = field(default_factory=list)
     """The Python files that may train with PyTorch: no tests, and nothing written for another library."""
+    others: dict[str, str] = field(default_factory=dict)
+    """The text of Python files in which no check can find anything: they may call what is in the others."""
     roots: dict[str, str] = field(default_factory=dict)
     """The path that was asked for, by the file that was found there."""
     kept: dict[str, Any] = field(default_factory=dict)
