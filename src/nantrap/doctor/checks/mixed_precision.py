@@ -462,6 +462,14 @@ def _feeds_loss(module: Module, place: CodePlace) -> bool:
         name = dotted(block.targets[0])
         opened = (each for each in ast.walk(place.function.node) if isinstance(each, ast.With))
         block = next((e for e in opened if name in {dotted(item.context_expr) for item in e.items} - {""}), block)
+    if isinstance(block, ast.Return):  # with the_context(...):
+        callers = [at for _, at in module.sites(place.function.name) if isinstance(at.statement, ast.With)]
+        return any(_carries(module, at.statement, at.function) for at in callers)
+    return _carries(module, block, place.function)
+
+
+def _carries(module: Module, block: ast.stmt, function: Function) -> bool:
+    """Whether a with-block sets names from which a loss is made or returned, or returns one itself."""
     if not isinstance(block, (ast.With, ast.AsyncWith)):
         return False
     nodes = [each for part in block.body for each in ast.walk(part)]
@@ -470,7 +478,7 @@ def _feeds_loss(module: Module, place: CodePlace) -> bool:
     carried = {dotted(each) for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)} - {""}
     later = [
         (line, name, value)
-        for name, values in place.function.assigned.items()
+        for name, values in function.assigned.items()
         for line, value in values
         if line > block.lineno
     ]
@@ -480,8 +488,11 @@ def _feeds_loss(module: Module, place: CodePlace) -> bool:
     trained = {
         dotted(call.func.value)
         for call, at in module.calls.get("backward", ())
-        if at.function is place.function and isinstance(call.func, ast.Attribute)
+        if at.function is function and isinstance(call.func, ast.Attribute)
     }
+    if not trained and not isinstance(function.node, ast.Module):
+        returns = [each for each in ast.walk(function.node) if isinstance(each, ast.Return)]
+        trained = {dotted(part) for each in returns for part in ast.walk(each) if each.lineno > block.lineno} - {""}
     return bool(carried & trained) or any(is_loss(ast.Name(name.rsplit(".", 1)[-1])) for name in carried)
 
 

@@ -25,6 +25,7 @@ _TRANSFORMER: Final = re.compile(
 _LAYERS: Final = frozenset({"Sequential", "Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "Embedding"})
 _FACTOR: Final = re.compile(r"noam|inv(erse)?_?sq|rsqrt")
 _SCHEDULES: Final = re.compile(r"LambdaLR|Sched|Noam|Warmup")
+_READS_DATA: Final = re.compile(r"(?i)loader|dataset|(torch|np)\.load|read_|open\(|gym|\benv\b|batches")
 _SHALLOW: Final = {
     "torch_geometric": "graph networks",
     "dgl": "graph networks",
@@ -113,6 +114,7 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         certain = not usual and _is_too_high(source, rate, repository)
         doubt = rival or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
         doubt = doubt or _of_few_parameters(modules, source, each) or _beside_another(source, each)
+        doubt = doubt or ("it trains on random numbers" if any(map(_on_random_numbers, modules)) else "")
         yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4", doubt=doubt)
 
 
@@ -181,6 +183,15 @@ def _rival(source: SettingSource, rate: Setting) -> str:
     if source.kind != "optimizer" or len(same) < 2 or not rivals:
         return ""
     return f"too high if it is chosen; {rivals[0]} is given the same setting"
+
+
+def _on_random_numbers(module: Module) -> bool:
+    """Whether the inputs of a file's training loop are made by `torch.rand` and nothing in it reads data."""
+    if _READS_DATA.search(module.text):
+        return False
+    trained = {id(place.function) for _, place in module.calls.get("backward", ())}
+    sites = module.sites("rand", "randn", "randint")
+    return any(place.loops and id(place.function) in trained for _, place in sites)
 
 
 def _beside_another(source: SettingSource, rate: Setting) -> str:
