@@ -43,6 +43,14 @@ class PreflightCommand:
             default=True,
             help="try a fault on one of two processes that average their gradients",
         )
+        parser.add_argument(
+            "--compile",
+            nargs="?",
+            const="inductor",
+            metavar="BACKEND",
+            help="make the step compiled as well (inductor, aot_eager, eager), and compare loss and gradients with the "
+            "eager ones",
+        )
         parser.add_argument("--verbose", action="store_true", help="show checks that do not apply, too")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -67,7 +75,7 @@ class PreflightCommand:
                 made += check.name != "default"  # a note about a default is no check
                 bar.show_checks(made, _CHECKS)
 
-            report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
+            report = preflight(arguments.factory, ranks=arguments.ranks, compiled=arguments.compile, on_check=say)
         counts = Counter(check.status for check in report.checks)
         summary = (
             f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "

@@ -3,15 +3,18 @@
 In the two-line form and under `nantrap run` the loss can be computed again only where its source has no side effects
 (`locate/rerun.py`). After an incident whose loss could not be computed again and whose cause was not proven, the next
 steps are therefore traced while the user's own code runs. The next failure then comes with its operands, with the lines
-of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins with the
-model's call and ends with the backward pass: what the loop computes before the call is not seen, and no trace is left
-running when the loop ends. It costs about a fifth of a step of usual size, and more on a tiny one; so it ends with the
-next incident, after `Diagnosis.armed_steps` steps, or when it has cost as much as a diagnosis may take: in a network of
-many small operations a traced step takes ten times as long. A healthy run is never traced.
+of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins where
+the step before has ended, so that it sees what the loop computes before the model's call (rewards, advantages,
+targets), and ends with the backward pass. In `attempt`, which can run its function again, it ends where that begins. A
+trace records a limited number of operations, so a loop that has ended is not traced for long. It costs about a fifth of
+a step of usual size, and more on a tiny one; so it ends with the next incident, after `Diagnosis.armed_steps` steps, or
+when it has cost as much as a diagnosis may take: in a network of many small operations a traced step takes ten times as
+long. A healthy run is never traced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -21,12 +24,17 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.state.members import Members
 from nantrap.incident import Incident
 from nantrap.locate.budget import Budget
+from nantrap.locate.failure import active_replays
 from nantrap.locate.replay.replay import compiled_frames
 from nantrap.locate.torch_private import drop_last_mode, leave_mode, modes_running
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.tape import Tape
+from nantrap.locate.variables.provenance import Way, way_here
 
 _MOST_OPERATIONS = 200_000
+_MOST_BEFORE = _MOST_OPERATIONS // 2
+"""Where the loop runs more operations than this before the model's call, that call begins another trace."""
+_MOST_WAYS = 16
 
 
 class LiveTrace(Trace):
@@ -39,13 +47,19 @@ class LiveTrace(Trace):
         self._before = modes_running()  # the user's, or those of other guards
         self._ended = False
         self._busy = False
-        self.tape = Tape(iter(registered.buffers.values()))
+        self._buffers = list(registered.buffers.values())
+        self.tape = Tape(iter(self._buffers))
+        self.ways: dict[int, Way] = {}
+        """How bad numbers of the program came in, by the index of the tensor."""
+        self.aside = False
+        """The guard is at work: what runs is no part of the step."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
-        if self._ended or len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
+        aside = self._ended or self.aside or active_replays
+        if aside or len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
             return func(*args, **(kwargs or {}))
         self._busy = True
         try:
@@ -54,9 +68,26 @@ class LiveTrace(Trace):
             given = self.tape.before(func, args, kwargs or {})
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self.tape.after(self.ops[-1], func, given, result)
+            if len(self.externals) > len(self.ways) < _MOST_WAYS:
+                self._note_ways()
             return result
         finally:
             self._busy = False
+
+    def _note_ways(self) -> None:
+        """A bad value has come into the step that no operation made. The functions that made it are still running, or
+        their variables are there: later they are not."""
+        for index in [index for index in self.externals if index not in self.ways]:
+            with contextlib.suppress(Exception):  # a way that is not found is worth less than the run
+                external = self.externals[index]
+                entered = external.kind == "constant" and not external.mask
+                self.ways[index] = ()
+                self.ways[index] = way_here(external.tensor) if entered else ()
+
+    def begin_step(self) -> None:
+        """The model is called. A tape that has given up by now begins again here."""
+        if self.tape.reason:
+            self.tape = Tape(iter(self._buffers))
 
     def end(self) -> bool:
         """Record nothing more, and stop running; whether that was possible.
@@ -148,6 +179,21 @@ class Armed:
         """No step follows: nothing is armed any more."""
         self.stop()
         self._possible = self._always = self.on = False
+
+    def begin_step(self) -> None:
+        """The model is called for the first time in a step: its trace runs already, or begins. What the guard does
+        now is no part of it, until `go_on`."""
+        running = self._running
+        if running is None or len(running.ops) >= _MOST_BEFORE:
+            self.start()
+        if self._running is not None:
+            self._running.begin_step()
+            self._running.aside = True
+
+    def go_on(self) -> None:
+        """The guard has done its part: the program goes on."""
+        if self._running is not None:
+            self._running.aside = False
 
     def start(self) -> None:
         """Trace what runs from here on.

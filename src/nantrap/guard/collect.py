@@ -187,8 +187,11 @@ class Collector:
         """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
         self.begun = True
         session = self.session
-        if session.armed.on and not self.attempting:
-            session.armed.start()
+        if session.armed.on:
+            if self.attempting:
+                session.armed.stop()
+            else:
+                session.armed.begin_step()
         if self._early:
             self._early.clear()
         else:
@@ -201,6 +204,8 @@ class Collector:
         # after bad steps in a row an anchor would hold the state that the run must leave
         if step >= session.recovery.anchors.due and not session.ladder.in_a_row:
             session.recovery.anchors.begin_step(step)
+        if session.armed.on:
+            session.armed.go_on()
 
     def begin_inside_transform(self) -> None:
         """The model is called inside `torch.func.grad` or `vmap`: such a call cannot be noted, but it begins a step."""
@@ -347,6 +352,8 @@ class Collector:
             self.session.ranks.end_step()
         if pending_probes:
             clear_probes()
+        if self.session.armed.on:
+            self.session.armed.start()
 
     def _watch(self, module: nn.Module) -> None:
         if isinstance(module, ScriptModule):
@@ -381,7 +388,7 @@ class _Before(Hook):
             session.ranks.note_forward(module)
         recorded = torch.is_grad_enabled() or is_recomputed_later()
         if collector.attempting or active_replays or not recorded:
-            if session.armed.on and not active_replays and not module.training:
+            if session.armed.on and collector.begun and not active_replays and not module.training:
                 session.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
             if collector.root_call is not None and not (collector.attempting or active_replays or module.training):
                 collector.leave_call(None)

@@ -50,6 +50,8 @@ class Location:
     """Other tensors of the batch that were bad before the step and whose values reached the loss as well."""
     constant: tuple[str, Tensor] | None = None
     """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
+    entered: tuple[str, ...] = ()
+    """How that tensor came into a loop that ran under a trace: no operation made it. The first words are its name."""
     replay: Replay | None = None
     witnesses: tuple[Capture, ...] = ()
     unwritten: bool = False

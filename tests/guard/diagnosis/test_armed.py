@@ -197,11 +197,13 @@ def test_two_guards_whose_steps_overlap_end_their_own_traces() -> None:
     loss, second_loss = first(torch.ones(2, 3)).mean(), second(bad).mean()
     guard.backward(loss)
     assert guard.step().applied
-    assert len(modes_running()) == 1
     other.backward(second_loss)
     incident = other.step().incident
     assert incident is not None
     assert incident.causes[0].slug == "bad_input_data"
+    assert len(modes_running()) == 2, "the loop body of each is traced"
+    guard.close()
+    other.close()
     assert modes_running() == []
 
 
@@ -211,7 +213,98 @@ def test_a_mode_around_the_call_of_the_model_alone_ends() -> None:
         output = model(torch.ones(2, 3))
     guard.backward(output.mean())
     guard.step()
+    guard.close()
     assert modes_running() == []
+
+
+def lengths(x: Tensor, step: int) -> list[float]:
+    """A reward function of the program's own: every third step one reward is bad."""
+    return [float("inf") if step % 3 == 2 and row == 1 else float(row) for row in range(len(x))]
+
+
+def advantages_of(model: nn.Module, x: Tensor, step: int, kind: str) -> Tensor:
+    """What the loop computes before the model is called in the step."""
+    with torch.no_grad():
+        old = model(x).log_softmax(-1)[:, 0]
+    reward_fn = lengths
+    if kind == "number":
+        output = reward_fn(x, step)
+        rewards = torch.tensor(output)
+        return (rewards - rewards.mean()) / 4
+    counts = torch.ones(len(x))
+    counts[2] = 0.0 if step % 3 == 2 else 1.0
+    weights = old.exp() / counts
+    return weights - weights.amin()
+
+
+def rolled_out(kind: str, form: str, policy: nantrap.Policy, steps: int = 6) -> tuple[list[Incident], nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    found = []
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=policy, quiet=True) as guard:
+        for step in range(steps):
+            x = torch.randn(4, 3)
+            batch = {"x": x, "advantages": advantages_of(model, x, step, kind)}
+            if form == "attempt":
+                outcome = guard.attempt(lambda each: surrogate(model, each), batch)
+            else:
+                guard.backward(surrogate(model, batch))
+                outcome = guard.step()
+            found += [outcome.incident] if outcome.incident is not None else []
+    return found, model
+
+
+def surrogate(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    Seen.losses += 1
+    return -(model(batch["x"]).log_softmax(-1)[:, 0] * batch["advantages"]).mean()
+
+
+@pytest.mark.parametrize("form", ["two lines", "attempt"])
+def test_a_number_that_the_loop_takes_over_is_named(form: str) -> None:
+    """What is passed to `attempt` is the batch, whose bad values are a proven cause: steps are traced if asked for."""
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always" if form == "attempt" else "after"))
+    _, second = rolled_out("number", form, policy)[0]
+    assert second.causes[0].slug == "bad_input_data"
+    assert second.causes[0].summary == "output[1] is non-finite where the loop takes it over"
+    (way,) = second.provenance
+    assert way.startswith("output[1] (+Inf), assigned at test_armed.py:")
+    assert ", from reward_fn (lengths, test_armed.py:" in way
+
+
+@pytest.mark.parametrize("form", ["two lines", "attempt"])
+def test_an_operation_of_the_loop_is_proven(form: str) -> None:
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always" if form == "attempt" else "after"))
+    _, second = rolled_out("operation", form, policy)[0]
+    assert (second.causes[0].slug, second.op) == ("division_by_zero", "aten.div")
+    assert second.source is not None
+    assert second.source.text.strip() == "weights = old.exp() / counts"
+    assert second.causes[0].proven
+
+
+def test_a_traced_loop_is_bit_identical() -> None:
+    models = [
+        rolled_out("none", "two lines", nantrap.Policy(diagnosis=nantrap.Diagnosis(armed=armed)), steps=2)[1]
+        for armed in ("off", "always")
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_a_bad_number_that_the_loop_leaves_out_is_not_named() -> None:
+    """Beside a number that is masked, the loss itself fails."""
+    torch.manual_seed(0)
+    model, found = nn.Linear(3, 1), []
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always"))
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=policy, quiet=True) as guard:
+        for step in range(3):
+            labels = torch.tensor([1.0, float("nan"), 0.5])
+            labels = torch.where(labels.isnan(), 0.0, labels)
+            Seen.losses += 1
+            error = (model(torch.ones(3, 3)).squeeze(-1) - labels).square()
+            guard.backward((error / (0.0 if step == 2 else 1.0)).mean())
+            found.append(guard.step().incident)
+    assert found[2] is not None
+    assert found[2].provenance == ()
+    assert found[2].causes[0].slug == "division_by_zero"
 
 
 @pytest.mark.parametrize("wrong", [{"armed": "sometimes"}, {"armed_steps": 0}])

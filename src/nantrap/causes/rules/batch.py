@@ -36,6 +36,14 @@ def bad_input_data(case: Case) -> Claim | None:
 
 def _bad_but_not_traced(case: Case) -> Claim | None:
     """The model's input, or a tensor that the loss reads, is non-finite, and no replay found it in the batch."""
+    if case.location.entered and case.location.constant is not None:
+        name, tensor = case.location.constant
+        return Claim(
+            "measured",
+            f"{name} is non-finite where the loop takes it over",
+            (f"{case.location.entered[1]}; it was so before any operation of this round of the loop",),
+            help=f"correct what gives {name}, or leave such a value out",
+        )
     seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
     if seen_first and (given := case.bad_model_inputs()):
         names = some_of(list(dict.fromkeys(name for name, _ in given)))

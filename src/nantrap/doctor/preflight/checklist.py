@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from nantrap.doctor.preflight.compiled import Backend, check_compiled
 from nantrap.doctor.preflight.drill import check_cost, check_guard, ranks_in_waiting
 from nantrap.doctor.preflight.edges import check_edges
 from nantrap.doctor.preflight.fresh_model import check_activations, check_first_loss, check_gradients, check_weights
@@ -32,6 +33,7 @@ def preflight(
     expected_loss: float | None = None,
     guard: bool = True,
     ranks: bool = False,
+    compiled: Backend | None = None,
     on_check: Callable[[PreflightCheck], None] | None = None,
 ) -> PreflightReport:
     """Test a model before its first real step. Runs the user's code; trains only copies.
@@ -47,6 +49,8 @@ def preflight(
         guard: also find the margins, and show that the guard holds in this loop and what it costs: the longest part.
         ranks: also run the factory in two processes that average their gradients, with a fault on one of them; only
             for `"module:factory"`.
+        compiled: also make the step compiled with this backend of `torch.compile` (`"inductor"`), and compare loss and
+            gradients with the eager ones.
         on_check: called with each check as soon as it is made.
 
     Returns:
@@ -65,7 +69,7 @@ def preflight(
         subject = make_subject(target, given)
         checks = []
         drilled = target if ranks and isinstance(target, str) else ""
-        for check in _all_checks(subject, guard=guard, drilled=drilled):
+        for check in _all_checks(subject, guard=guard, drilled=drilled, compiled=compiled):
             checks.append(check)
             if on_check is not None:
                 on_check(check)
@@ -74,7 +78,7 @@ def preflight(
     return PreflightReport(subject.name, subject.describe(), tuple(checks), time.perf_counter() - begin)
 
 
-def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[PreflightCheck]:
+def _all_checks(subject: Subject, *, guard: bool, drilled: str, compiled: Backend | None) -> Iterable[PreflightCheck]:
     """Every check in order; those that need a finite step are left out after a first step that is not."""
     for text in subject.defaults:
         yield PreflightCheck("default", "unjudged", f"not given, so: {text}")
@@ -97,6 +101,8 @@ def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Pref
         yield from _further_checks(subject, first, guard=guard)
         if ranks is not None:
             yield from _safely("guard on two ranks", lambda: [ranks()])
+    if first.finite and compiled is not None:
+        yield from _safely("compiled", lambda: [check_compiled(subject, compiled)])
     if first.finite and guard:  # last, when no other process of ours runs
         yield from _safely("guard cost", lambda: [check_cost(subject)])
 

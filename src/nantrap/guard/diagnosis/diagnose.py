@@ -49,7 +49,7 @@ from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
 from nantrap.locate.location import location_of
 from nantrap.locate.replay.samples import find_samples
-from nantrap.locate.variables.provenance import given_bad, made_again, trace_back
+from nantrap.locate.variables.provenance import given_bad, made_again, made_in_loop, trace_back
 
 _NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
 _KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
@@ -159,7 +159,8 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
     if alone.met_collective:  # the loss gathers something from all ranks
         return Explored(replace(diagnosed, incident=seen.incident, material=None, notes=()), needs_all=True)
     earlier.remember(signature, diagnosed.incident)
-    if words := session.armed.consider(diagnosed.incident, budget, repeatable=failure.repeatable):
+    repeatable = failure.repeatable and given_bad(location) is None  # what was bad before is not made again
+    if words := session.armed.consider(diagnosed.incident, budget, repeatable=repeatable):
         notes = (*diagnosed.incident.notes, words)
         diagnosed = diagnosed.with_incident(replace(diagnosed.incident, notes=notes))
     if session.setup.neighbours is not None:
@@ -299,26 +300,37 @@ def with_provenance(
 
     Where one statement of the program made it, the rules are asked about that statement, run again alone.
     """
-    given = given_bad(location)
-    links = [] if given is None or failure.crew is not None else trace_back(*given)
-    if not links or (len(links) == 1 and not links[0].is_assigned):
+    if failure.crew is not None:
         return diagnosed
-    incident = replace(diagnosed.incident, provenance=tuple(link.words for link in links))
-    made = made_again(links[0], failure) if session.policy.diagnose == "full" else None
-    if made is None:
+    given = given_bad(location)
+    links = [] if given is None else trace_back(*given)
+    if len(links) == 1 and not links[0].is_assigned:
+        links = []
+    full = session.policy.diagnose == "full"
+    made = None if given is None else made_in_loop(failure, given[0])
+    made = made or made_in_loop(failure, failure.loss, operations=False)  # the loss may have been computed again
+    if made is None and links and full:
+        made = made_again(links[0], failure)
+    provenance = made.way[1:] if made is not None and made.way else tuple(link.words for link in links)
+    incident = replace(diagnosed.incident, provenance=provenance)
+    if made is None or not full:
         return diagnosed.with_incident(incident)
     from nantrap.causes import Case, explain_case
 
-    again, replay = made
-    place = location_of(replay, fallback="forward")
-    explanation = explain_case(Case(again, place, incident), budget=budget.part(1 / 2))
+    place = location_of(made.replay, fallback="forward")
+    if made.entered is not None:
+        place = replace(place, constant=(made.way[0], made.entered), entered=made.way)
+    explanation = explain_case(Case(made.failure, place, incident), budget=budget.part(1 / 2))
     if explanation.causes and explanation.causes[0].slug != "unknown":
         causes = tuple(of_statement(cause, number=len(incident.trials)) for cause in explanation.causes)
         trials = tuple(replace(trial, number=trial.number + len(incident.trials)) for trial in explanation.trials)
+        entered = made.entered is not None
         incident = replace(
             incident,
-            phase="forward", module="loss", op=place.op, node=None, source=place.source,
-            causes=(*causes, *incident.causes), trials=(*incident.trials, *trials),
+            phase="data" if entered else "forward", module="data" if entered else "loss",
+            op=place.op, node=None, source=place.source,
+            causes=(*causes, *(cause for cause in incident.causes if cause.slug != "unknown")),
+            trials=(*incident.trials, *trials),
             controls=incident.controls or explanation.controls,
         )  # fmt: skip
     return diagnosed.with_incident(incident)

@@ -5,7 +5,7 @@ lived (memory, offset, shape). Running the tape computes them again, from the te
 buffers, the batch, constants. What was drawn at random is kept and not drawn again. Some steps cannot be run from a
 tape; the tape then says why (`reason`):
 
--   an operation wrote into memory that existed before and is no buffer of the model;
+-   before the loss was computed, an operation wrote into memory that existed before and is no buffer of the model;
 -   a differentiable operation draws random numbers inside its kernel;
 -   there were too many operations.
 
@@ -94,7 +94,11 @@ class Tape:
             for tensor in _written(func, args, kwargs):
                 key = self._memory.key(tensor)
                 if key not in self._made and key not in self._may_write:
-                    self._give_up(f"{func} wrote into memory that existed before the step")
+                    reason = f"{func} wrote into memory that existed before the step"
+                    if any(where.memory == key for where in self._outside):
+                        self._give_up(reason)
+                    else:  # a count, a sum of losses: what was recorded until now has not read it
+                        self.reason = reason
         return map_leaves(args, self._leaf), map_leaves(kwargs, self._leaf)
 
     def after(self, op: Op, func: Any, given: tuple[Any, Any], result: Any) -> None:
@@ -103,7 +107,7 @@ class Tape:
             return
         args, kwargs = given
         drawn: tuple[Tensor, ...] | None = None
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs):
             leaves = [leaf for leaf in instances_in((args, kwargs), _Leaf) if leaf.needs_gradient]
             if leaves:
                 self._give_up(f"{func} draws random numbers inside a differentiable operation")
@@ -122,7 +126,7 @@ class Tape:
         """A function that computes this loss again; `None` if the tape cannot. Its argument is not used."""
         wanted = self._memory.where(loss)
         last = next((i for i, entry in reversed(list(enumerate(self._entries))) if wanted in entry.results), None)
-        if self.reason or last is None:
+        if last is None:
             return None
         return lambda batch: self._run(last, wanted)
 
@@ -179,6 +183,15 @@ def _called(entry: _Entry, args: Any, kwargs: Any) -> Any:
         if result is not NotImplemented:
             return result
     return entry.func(*args, **kwargs)
+
+
+def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation that can leave values out at random (fused attention) was asked for none of that."""
+    for position, argument in enumerate(schema_of(func).arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:

@@ -287,6 +287,8 @@ def _user_function(value: Any) -> types.FunctionType | None:
         value = type(value).forward
     elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
         value = value.__func__
+    if isinstance(value, types.FunctionType):
+        value = inspect.unwrap(value)  # a decorator times it, or counts its calls
     return value if isinstance(value, types.FunctionType) and is_user_code(value.__code__) else None
 
 

@@ -15,10 +15,10 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,12 +31,15 @@ from nantrap.locate.location import Location
 from nantrap.locate.replay.replay import registered
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
+from nantrap.locate.trace.tape import Tape
 from nantrap.locate.twoline.caller import Frame, names_in, near_callers
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 
+_MOST_BEFORE = 20_000
 _MOST_FRAMES = 6
 _MOST_LINKS = 12
+_MOST_READ = 64
 _MOST_VALUES = 4096
 _DEEPEST = 4
 _LARGEST = 1 << 26
@@ -45,7 +48,13 @@ _WRITES = frozenset(
     {"append", "extend", "add", "insert", "appendleft", "push", "copy_", "fill_", "add_", "sub_", "mul_", "div_",
      "index_copy_", "masked_fill_", "clamp_", "put"}
 )  # fmt: skip
+_REPLACED = 1e37
+"""Larger than what a program computes by intention in float32."""
 _RESULT = "__nantrap_made__"
+
+
+Way = tuple[str, ...]
+"""How a bad value came: its name where it was first bad, then each link in words. Empty if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,22 @@ class Link:
         return f"{said}, assigned at {place}{from_call}: {text}{taken}"
 
 
+class Remade(NamedTuple):
+    """What made a bad value that a step was given.
+
+    Attributes:
+        failure: the part of the step that made it, which can be run again unless that has side effects.
+        replay: where it began in that part.
+        way: on which a number of the program came in that no operation made: its name, and the words of each link.
+        entered: that number, as a tensor.
+    """
+
+    failure: Failure
+    replay: Replay
+    way: Way = ()
+    entered: Tensor | None = None
+
+
 def given_bad(location: Location) -> tuple[Tensor, str] | None:
     """The tensor that was bad before the step and that no part of its state, with its name."""
     if location.constant is not None:
@@ -121,13 +146,47 @@ def trace_back(tensor: Tensor, name: str) -> list[Link]:
         name: what the program calls it, where that is known.
     """
     frames = list(near_callers(_MOST_FRAMES))
-    stats = tensor_stats(tensor)
-    minus = not stats.nan and not stats.posinf
     start = _holder(frames, tensor, name.partition("[")[0].partition(".")[0])
-    if start is None:
-        return []
+    return [] if start is None else _followed(frames, *start, minus=_only_minus(tensor))
+
+
+def way_here(tensor: Tensor) -> Way:
+    """The name of what brought a bad tensor into the line that is running now, and the way to it in words."""
+    links = trace_here(tensor)
+    return (links[0].value.path, *(link.words for link in links)) if links else ()
+
+
+def trace_here(tensor: Tensor) -> tuple[Link, ...]:
+    """The variables through which a bad tensor came that the line reads which is running now, the earliest first.
+
+    Where it reads no bad variable, the line itself made the value, out of numbers of its own or what a call gave. The
+    links must not be kept: frames keep everything in them alive.
+    """
+    frames = list(near_callers(_MOST_FRAMES))
+    if not frames:
+        return ()
+    frame, minus = frames[0], _only_minus(tensor)
+    held, line = names_in(frame), frame.f_lineno
+    here = [each for each in _statements(_body(frame), held, set()) if each.lineno <= line <= (each.end_lineno or 0)]
+    if not here:
+        return ()
+    statement = max(here, key=lambda each: each.lineno)
+    for each in _read_by(statement, ""):
+        if first_bad(_resolved(held, each), each, minus=minus) is not None:
+            return tuple(_followed(frames, 0, each, minus=minus))
+    stats = tensor_stats(tensor)
+    value = BadValue("a value", stats.describe(), stats.nonfinite / max(1, stats.numel))
+    return (Link(value, frame, statement, _calls(statement, {**frame.f_globals, **held})),)
+
+
+def _only_minus(tensor: Tensor) -> bool:
+    stats = tensor_stats(tensor)
+    return not stats.nan and not stats.posinf
+
+
+def _followed(frames: list[Frame], position: int, variable: str, *, minus: bool) -> list[Link]:
+    """The way back from a variable of one of these frames, the earliest link first."""
     links: list[Link] = []
-    position, variable = start
     seen: set[tuple[int, str]] = set()
     while len(links) < _MOST_LINKS and (position, variable) not in seen:
         seen.add((position, variable))
@@ -180,14 +239,16 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
         statement = _assigned_last(frame, owner, frame.f_lineno)
     if statement is None:
         return Link(bad, frame), None
-    reads, before_it = _read_by(statement, variable), statement
-    value = _value_of(statement)
-    while value is not None and variable in _operands(value):  # `x = x - x.mean()`: what was it made of before?
-        previous = _assigned_last(frame, variable, before_it.lineno, only_before=True)
-        if previous is None:
+    shown: ast.stmt | None = statement
+    earlier, made = None, statement
+    while shown is not None:  # `x = x - x.mean()`, `x[mask] = 0`: what was it made of before?
+        earlier = _bad_read(frame, held, shown, variable, minus=minus)
+        value = _value_of(shown)
+        if earlier is not None or value is None or not (variable in _operands(value) or _writes_a_part(shown)):
             break
-        reads, before_it, value = [*reads, *_read_by(previous, variable)], previous, _value_of(previous)
-    earlier = next((each for each in reads if first_bad(_resolved(held, each), each, minus=minus)), None)
+        shown = _assigned_last(frame, variable, shown.lineno, only_before=True)
+    statement = shown if shown is not None and earlier is not None else made
+    reads = _read_by(statement, variable)
     taken: list[str] = []
     known = {**frame.f_globals, **held}
     if earlier is None:
@@ -196,6 +257,26 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
             if before is not None and (calls := _calls(before, known)) and _in_same_loop(frame, statement, before):
                 taken.append(f"{each} is taken from {calls[0]} in line {before.lineno}")
     return Link(bad, frame, statement, _calls(statement, known), tuple(taken)), earlier
+
+
+def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variable: str, *, minus: bool) -> str | None:
+    """The first bad variable that a statement reads.
+
+    What it reads may be made by statements of the same loop: then it holds what the last round left, which may be
+    finite, and what those statements read is looked at (`delta = rewards[t] + 1`, then `adv[t] = last = delta * 2`).
+    """
+    waiting, seen = deque(_read_by(statement, variable)), {variable, *_written(statement)}
+    while waiting and len(seen) < _MOST_READ:
+        each = waiting.popleft()
+        if each in seen:
+            continue
+        seen.add(each)
+        if first_bad(_resolved(held, each), each, minus=minus) is not None:
+            return each
+        before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
+        if before is not None and _in_same_loop(frame, statement, before):
+            waiting += _read_by(before, each)
+    return None
 
 
 # ---- statements
@@ -225,6 +306,13 @@ def _assigned_in_ended_loops(body: list[ast.stmt], line: int) -> set[str]:
     loops = [node for each in body for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
     ended = [loop for loop in loops if not loop.lineno <= line <= (loop.end_lineno or 0)]
     return {name for loop in ended for each in _statements([loop], {}, set()) for name in _written(each)}
+
+
+def _writes_a_part(statement: ast.stmt) -> bool:
+    """Whether a statement writes into what a variable holds, and leaves the rest of it as it was."""
+    if isinstance(statement, ast.Assign):
+        return any(isinstance(target, ast.Subscript) for target in statement.targets)
+    return isinstance(statement, (ast.AugAssign, ast.Expr))
 
 
 def _is_finite(statement: ast.stmt) -> bool:
@@ -356,6 +444,10 @@ def _calls(statement: ast.stmt, held: Mapping[str, Any]) -> tuple[str, ...]:
         if isinstance(call.func, ast.Name) and call.func.id not in held:
             continue  # a builtin
         if text.rpartition(".")[2] not in _WRITES and len(text) <= 60:
+            function = _resolved(held, _base(call.func))
+            if isinstance(function, FunctionType) and function.__name__ != text:  # one of several, such as a reward
+                code = function.__code__
+                text = f"{text} ({function.__name__}, {os.path.basename(code.co_filename)}:{code.co_firstlineno})"
             found[text] = None
     return tuple(found)
 
@@ -439,7 +531,7 @@ def _parts(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
 # ---- the statement again
 
 
-def made_again(link: Link, failed: Failure) -> tuple[Failure, Replay] | None:
+def made_again(link: Link, failed: Failure) -> Remade | None:
     """Run the statement again that made a bad value out of finite ones; `None` if it has side effects or is finite.
 
     What it reads may have changed since: then it gives other values, and nothing is concluded.
@@ -464,10 +556,15 @@ def made_again(link: Link, failed: Failure) -> tuple[Failure, Replay] | None:
             raise NotRepeatable("a statement that gives no tensor")
         return found
 
+    return _run_again(failed, result, operands, made)
+
+
+def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, made: Tensor) -> Remade | None:
+    """A part of the step run again under a trace; `None` if it does not give NaN at the same places."""
     again = dataclasses.replace(
         failed,
         forward=lambda batch: result(batch).detach().amax(),
-        batch=operands,
+        batch=batch,
         rng=failed.rng or (failed.root_call.rng if failed.root_call is not None else None),
         loss=torch.full((), math.nan),
         loss_value=math.nan,
@@ -482,13 +579,59 @@ def made_again(link: Link, failed: Failure) -> tuple[Failure, Replay] | None:
     with contextlib.suppress(NotRepeatable, Exception), failed.rewound():
         trace = Trace(failed.root, registered(again))
         with trace, torch.no_grad():
-            found = result(operands)
+            found = result(batch)
         same = found.shape == made.shape and torch.equal(found.isnan(), made.isnan())
         if same:
             replay = judge(trace, [Sink("the value", "value", trace.origins_of(found))])
-            return (again, replay) if replay.op is not None else None
+            return Remade(again, replay) if replay.op is not None else None
     return None
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise NotRepeatable("a call of the model")
+
+
+# ---- the loop, traced while it ran
+
+
+def made_in_loop(failed: Failure, made: Tensor | None, *, operations: bool = True) -> Remade | None:
+    """What made a bad value, or how it came into the loop, where the loop ran under a trace (armed); else `None`.
+
+    Args:
+        failed: the step.
+        made: the bad value: what the step was given, or its loss.
+        operations: whether an operation is of interest, or only a number of the program that came in.
+    """
+    trace = failed.tape
+    if made is None or not isinstance(trace, Trace) or not any_nonfinite([made]):
+        return None
+    writer = trace.writer_of(made)
+    replay = judge(trace, [Sink("the value", "value", trace.origins_of(made))])
+    op = replay.op
+    if writer is None or (replay.origin is not None and op is None):
+        return None
+    capture = None if op is None else trace.captures.get(op.index)
+    # Inf - Inf: what was Inf before? And what was replaced by the largest number of its dtype (nan_to_num)?
+    given = [] if capture is None else [each for each in capture.inputs() if each.is_floating_point()]
+    if (
+        op is None
+        or any_nonfinite(given)
+        or any(float(each.abs().amax()) > _REPLACED for each in given if each.numel())
+    ):
+        before = {each.index for each in trace.behind([(op or writer).index], lambda _: True, most=_MOST_BEFORE)}
+        cleaned = [index for index in before if trace.ops[index].name.startswith("aten.nan_to_num")]
+        if op is not None and not any_nonfinite(given):
+            before = {each.index for each in trace.behind(cleaned, lambda _: True, most=_MOST_BEFORE)}
+        for index, way in getattr(trace, "ways", {}).items():
+            external = trace.externals[index]
+            if way and external.first_reader in before:
+                start = dataclasses.replace(replay, origin=external.first_reader, failed=True)
+                return Remade(failed, start, way, external.tensor)
+    if op is None or not operations:
+        return None
+    tape = getattr(trace, "tape", None)
+    again = tape.forward(made) if isinstance(tape, Tape) else None
+    known = None if again is None else _run_again(failed, again, (), made)
+    if known is not None and known.replay.op is not None and known.replay.op.name == op.name:
+        return Remade(known.failure, replay)
+    return Remade(dataclasses.replace(failed, forward=None, root_call=None, tape=None, evidence=None), replay)
