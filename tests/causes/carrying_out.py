@@ -419,7 +419,9 @@ _RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
 def _schedules_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The schedules that a program made for an optimizer: it keeps them in hooks and closures."""
     kind = torch.optim.lr_scheduler.LRScheduler
-    return [each for each in gc.get_objects() if isinstance(each, kind) and each.optimizer is optimizer]
+    # `isinstance` asks a weak proxy for its `__class__`, which raises once what it stands for is gone.
+    found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    return [each for each in found if each.optimizer is optimizer]
 
 
 def _usual(x: Any) -> Any:

@@ -26,7 +26,6 @@ FORMS = ("attempt", "two lines")
 CANNOT = ": it is not clear what to do"
 NO_TEXT_EDIT = {
     "a temperature of 0.002 before a softmax": "the softmax and the logarithm are two statements",
-    "masks of 255": "the optimizer of the edited program does not outlive it",
     "a call that is written in another form": "the logarithm is a function that is handed to map",
     "moe_load_entropy_of_unused_expert": "the softmax is in another function",
     "log_mel_of_silence_in_dataclass": "a batch whose samples are in an object of its own",
