@@ -67,10 +67,11 @@ struct Event {
 struct State {
   Machine machine;
   Counters counters;
+  double begin = 0.0;   // of what is counted: the clock itself never goes back, so that an event of before has happened
   double host = 0.0;
   double idle = 0.0;    // device time between the end of a kernel and the beginning of the next one
   int64_t number = 0;   // of the last thing queued
-  bool dry = false;     // shapes only: no kernel computes anything
+  bool dry = false;     // shapes only: no kernel computes anything, and the host reads zeros
   std::map<std::pair<int, int64_t>, Queue> queues;
 };
 
@@ -93,6 +94,16 @@ inline void launch(const std::string& name, int device, int64_t stream, double b
     q.ready = std::max(q.ready, s.host) + each;
   }
   ++s.number;
+}
+
+// From here on it is counted: everything that was queued has ended, and host and device are at the same time.
+inline void begin_to_count() {
+  auto& s = state();
+  s.counters = {};
+  for (auto& [key, q] : s.queues) s.host = std::max(s.host, q.ready);
+  for (auto& [key, q] : s.queues) q.ready = s.host;
+  s.begin = s.host;
+  s.idle = 0.0;
 }
 
 inline void deliver(Queue& q, int64_t up_to) {

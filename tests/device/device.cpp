@@ -242,7 +242,7 @@ class Call {
         "Expected all tensors to be on the same device, but found at least two devices, sim:", device, " and sim:",
         static_cast<int>(t.get_device()), "! (when running ", name_, ")");
     device = t.get_device();
-    bytes += static_cast<double>(t.nbytes());
+    bytes += static_cast<double>(t.nbytes()) * (written ? 2 : 1); // read, and written
     largest = std::max(largest, static_cast<double>(t.numel()));
     mask = mask || t.scalar_type() == at::kBool || t.scalar_type() == at::kByte;
     if (dry_) {
@@ -259,7 +259,6 @@ class Call {
 
   Tensor result(const Tensor& made) {
     if (!made.defined() || device < 0) return made;
-    bytes += static_cast<double>(made.nbytes());
     for (auto& [given, alias] : aliases_)
       if (alias.is_same(made)) {
         if (made.sizes() != given.sizes() || made.strides() != given.strides()) // `transpose_` and its kind
@@ -269,6 +268,7 @@ class Call {
     for (auto& [given, alias] : resized_)
       if (alias.is_same(made)) return given;
     if (!made.is_cpu() && !made.is_meta()) return made;
+    bytes += static_cast<double>(made.nbytes());
     if (!dry_ && made.numel() > 0)
       for (auto& [given, alias] : aliases_)
         if (alias.storage().data() == made.storage().data()) return view_on_device(given, made);
@@ -379,7 +379,10 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
   const bool held_back = to_host && non_blocking && PinnedMemory::holds(target.storage().data()) && target.is_contiguous();
   const bool waits = over_link && !(non_blocking && PinnedMemory::holds(host.storage().data()));
   if (waits) wait(to_host ? "copy to host" : "copy to device", device, stream);
-  if (s.dry) return target;
+  if (s.dry) {
+    if (to_host) target.zero_();
+    return target;
+  }
   Opened opened;
   opened.add(source.storage().data());
   opened.add(target.storage().data());
@@ -402,7 +405,7 @@ Tensor copy_from_and_resize(const Tensor& source, const Tensor& target) {
 at::Scalar local_scalar(const Tensor& t) {
   std::lock_guard guard(lock());
   wait("item", t.get_device(), current_stream(t.get_device()));
-  if (state().dry) return 1.0;
+  if (state().dry) return 0.0;
   Opened opened;
   opened.add(t.storage().data());
   return host_alias(t).item();
@@ -514,6 +517,18 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {from_host(a, input), from_host(b, input), from_host(c, input)};
 }
 
+// ---- counts of integers: CUDA has a kernel for them, the CPU has not
+
+Tensor histogram(const Tensor& t, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
+  std::lock_guard guard(lock());
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Opened opened;
+  const Tensor values = on_host(t, opened);
+  const Tensor made = at::histc(at::isFloatingType(t.scalar_type()) ? values : values.to(at::kDouble), bins, low, high);
+  launch("histc", t.get_device(), current_stream(t.get_device()), static_cast<double>(t.nbytes()), 0.0, 1);
+  return from_host(made.to(t.scalar_type()), t);
+}
+
 // ---- what PyTorch asks of a device
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -560,6 +575,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
+  m.impl("histc", TORCH_FN(histogram));
   m.impl("convolution_overrideable", TORCH_FN(convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
   // Three kinds of operations would be taken apart before they come here: those on lists of tensors, which are few kernels
@@ -608,11 +624,11 @@ std::vector<double> numbers() { // in the order of `Counts` in device.py
   std::lock_guard guard(lock());
   const auto& s = state();
   const auto& c = s.counters;
-  double device_end = 0.0;
+  double device_end = s.begin;
   for (const auto& [key, q] : s.queues) device_end = std::max(device_end, q.ready);
   return {static_cast<double>(c.event_waits), static_cast<double>(c.copies_async), static_cast<double>(c.copies_to_host),
           static_cast<double>(c.copies_to_device), static_cast<double>(c.bytes_moved),
-          static_cast<double>(c.allocations), s.host, device_end, s.idle};
+          static_cast<double>(c.allocations), s.host - s.begin, device_end - s.begin, s.idle};
 }
 
 c10::Dict<std::string, int64_t> by_operation(bool waits) {
@@ -622,12 +638,14 @@ c10::Dict<std::string, int64_t> by_operation(bool waits) {
   return all;
 }
 
-void reset() { // counters and clock; copies under way stay under way
+void reset() { // copies under way stay under way
   std::lock_guard guard(lock());
-  auto& s = state();
-  s.counters = {};
-  s.host = s.idle = 0.0;
-  for (auto& [key, q] : s.queues) q.ready = 0.0;
+  begin_to_count();
+}
+
+void spend(double host_us) { // work of the host that no operation stands for
+  std::lock_guard guard(lock());
+  state().host += host_us;
 }
 
 void set_machine(double launch_us, double shortest_us, double bytes, double flops, double link, double round_trip) {
@@ -651,6 +669,7 @@ TORCH_LIBRARY(sim, m) {
   m.def("numbers", &numbers);
   m.def("by_operation", &by_operation);
   m.def("reset", &reset);
+  m.def("spend", &spend);
   m.def("set_machine", &set_machine);
   m.def("set_capacity", &set_capacity);
   m.def("set_dry", &set_dry);

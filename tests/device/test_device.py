@@ -161,6 +161,43 @@ def test_many_tensors_are_few_kernels(options: dict[str, bool]) -> None:
     assert seen[0].blocking_reads == 0
 
 
+def test_an_event_of_before_has_happened_when_counting_begins_again() -> None:
+    x, event = on_device(2048, 2048), torch.Event(device="sim")
+    with counted() as seen:
+        for _ in range(50):
+            x @ x
+        event.record()
+    with counted() as again:
+        event.synchronize()
+        x + x
+    assert seen[0].makespan_us > 1000
+    assert again[0].event_waits == 0
+    assert again[0].makespan_us < 100
+
+
+def test_shapes_alone_need_no_memory_and_take_the_same_time() -> None:
+    def step(n: int) -> float:
+        x = torch.empty(n, n, device="sim")
+        with counted() as seen:
+            total = (x @ x).sum()
+            assert total.item() == 0.0 or not dry
+        return seen[0].makespan_us
+
+    dry = False
+    times = [step(64)]
+    torch.ops.sim.set_dry(True)
+    dry = True
+    times += [step(64), step(100_000)]
+    torch.ops.sim.set_dry(False)
+    assert times[0] == times[1]
+    assert times[2] == pytest.approx(2 * 1e15 / 150e6, rel=0.01)
+
+
+def test_integers_are_counted_as_on_cuda() -> None:
+    values = torch.tensor([0, 1, 1, 3], device="sim")
+    assert torch.histc(values, bins=4, min=0, max=3).tolist() == [1, 2, 0, 1]
+
+
 def test_streams_run_side_by_side() -> None:
     other = torch.Stream(device="sim")
     x = on_device(1024, 1024)

@@ -8,6 +8,7 @@ tensors below `SMALL` values are joined by dtype first: copying a few kilobytes 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,17 +61,23 @@ def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
     return nan_if_any_bad(tensors).isnan().float()
 
 
-def flag_of(values: Tensor) -> Tensor:
-    """The same for one tensor of few values, in as few kernels as possible: two."""
-    one = _ones.get(values.device)
-    if one is None:
-        one = _ones[values.device] = torch.ones(1, device=values.device)
-    flag = torch.zeros(1, device=values.device)
-    flag_and_multiply([values], flag, one)
+def flag_of(values: Tensor, flag: Tensor | None = None) -> Tensor:
+    """The same for one tensor of few values, in one kernel, and one more for a flag of its own.
+
+    Args:
+        values: what is checked.
+        flag: a float32 zero on the same device, with one dimension, which becomes the flag.
+    """
+    if flag is None:
+        flag = torch.zeros(1, device=values.device)
+    flag_and_multiply([values], flag, constant(1.0, values.device))
     return flag[0]
 
 
-_ones: dict[torch.device, Tensor] = {}
+@functools.cache
+def constant(value: float, device: torch.device) -> Tensor:
+    """A float32 tensor with one value, made once. Nobody may write it."""
+    return torch.full((1,), value, device=device)
 
 
 def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:

@@ -139,7 +139,8 @@ def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tens
             assert parameter.grad is not None
             parameter.grad.mul_(coefficient.to(parameter.grad.device))
         parameters = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
-    for group in _by_mesh(parameters).values():
+    groups = [parameters] if {*map(type, gradients)} == {Tensor} else _by_mesh(parameters).values()
+    for group in groups:
         clip_grads_with_norm_(group, max_norm, total)
 
 

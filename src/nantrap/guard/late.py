@@ -224,9 +224,11 @@ class LateSteps:
         dtype = torch.float32 if all(scalar.dtype in _EXACT for scalar in joined) else torch.float64
         small = driver.limit is not None and driver.limit <= LARGEST_NORM
         beyond = 1.0 if small else beyond_proofs(dtype)
-        joined[0] = joined[0].to(dtype) * beyond
-        values = torch.stack([scalar.to(device=norm.device, dtype=dtype) for scalar in joined])
+        if beyond != 1.0:
+            joined[0] = joined[0].to(dtype) * beyond
         judged = len(scalars.judged())
+        zeros = [finite.constant(0.0, norm.device)[0]] * 2  # the flags: joined with what is sent, they cost no kernel
+        values = torch.stack([scalar.to(device=norm.device, dtype=dtype) for scalar in (*joined, *zeros)])
         together = session.ranks.talking
         scaled = driver.scaling.enabled and judged > 1
         if together:
@@ -234,8 +236,9 @@ class LateSteps:
             values, bad = torch.cat((values, flags.to(dtype))), flags[:2].amax()
             spares_scale = flags[1] if scaled else None
         else:
-            bad = finite.flag_of(values[:judged])
-            spares_scale = finite.flag_of(values[1:judged]) if scaled else None
+            one, other = (values[-2:-1], values[-1:]) if dtype is torch.float32 else (None, None)
+            bad = finite.flag_of(values[:judged], one)
+            spares_scale = finite.flag_of(values[1:judged], other) if scaled else None
         driver.clip_unread(norm)
         protected.ledger.restore_where(bad)
         self._launched = launched = Launched(
