@@ -71,6 +71,7 @@ struct State {
   double host = 0.0;
   double idle = 0.0;    // device time between the end of a kernel and the beginning of the next one
   int64_t number = 0;   // of the last thing queued
+  bool refuses_waits = false; // as `torch.cuda.set_sync_debug_mode("error")`
   bool dry = false;     // shapes only: no kernel computes anything, and the host reads zeros
   std::map<std::pair<int, int64_t>, Queue> queues;
 };
@@ -117,6 +118,7 @@ inline void deliver(Queue& q, int64_t up_to) {
 // The host stops until everything that was queued on the stream has ended: what empties the queue of a real device.
 inline void wait(const std::string& name, int device, int64_t stream) {
   auto& s = state();
+  TORCH_CHECK(!s.refuses_waits, "called a synchronizing operation of sim: ", name);
   auto& q = queue(device, stream);
   ++s.counters.waits[name];
   s.host = std::max(s.host, q.ready) + s.machine.round_trip;
@@ -125,6 +127,7 @@ inline void wait(const std::string& name, int device, int64_t stream) {
 
 inline void wait_for_device(const std::string& name, int device) {
   auto& s = state();
+  TORCH_CHECK(!s.refuses_waits, "called a synchronizing operation of sim: ", name);
   ++s.counters.waits[name];
   for (auto& [key, q] : s.queues)
     if (key.first == device) {

@@ -653,6 +653,7 @@ void set_machine(double launch_us, double shortest_us, double bytes, double flop
 }
 
 void set_capacity(int64_t device, int64_t bytes) { arena(static_cast<int>(device)).capacity = static_cast<size_t>(bytes); }
+void refuse_waits(bool refuse) { state().refuses_waits = refuse; }
 void set_dry(bool dry) { state().dry = dry; }
 Tensor rng_state(int64_t device) { return default_generator(static_cast<int>(device)).get_state(); }
 void set_rng_state(int64_t device, const Tensor& state) {
@@ -673,6 +674,7 @@ TORCH_LIBRARY(sim, m) {
   m.def("set_machine", &set_machine);
   m.def("set_capacity", &set_capacity);
   m.def("set_dry", &set_dry);
+  m.def("refuse_waits", &refuse_waits);
   m.def("rng_state", &rng_state);
   m.def("set_rng_state", &set_rng_state);
   m.def("seed", &seed);

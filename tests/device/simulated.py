@@ -114,6 +114,8 @@ def _device_module() -> ModuleType:
         "reset_peak_memory_stats": torch.accelerator.reset_peak_memory_stats,
         "get_device_properties": lambda device="sim": None,
         "empty_cache": lambda: None,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda mode: torch.ops.sim.refuse_waits(mode in ("error", 2)),
     }  # fmt: skip
     vars(module).update(answers)
     return module

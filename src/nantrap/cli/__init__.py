@@ -23,7 +23,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = (
     "run", "demo", "diagnose", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve",
-    "replay", "explain", "completion",
+    "replay", "explain", "selftest", "completion",
 )  # fmt: skip
 """The commands in the order of the help. `run` is the class `RunCommand` in the module `run` of this package."""
 
@@ -40,6 +40,7 @@ _FIRST: Final = (
     ("before training: the data", "nantrap data dataset/"),
     ("a code or a word from a message", "nantrap explain NT203"),
     ("what does all this look like?", "nantrap demo"),
+    ("does it work on my GPU?", "nantrap selftest"),
 )
 """What `nantrap` alone shows: what to do first, by problem."""
 

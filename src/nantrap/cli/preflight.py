@@ -14,7 +14,7 @@ from nantrap.problems.progress import ProgressBar
 from nantrap.problems.terminal import STYLES, Printer
 
 if TYPE_CHECKING:
-    from nantrap.doctor.preflight import PreflightCheck
+    from nantrap.doctor.preflight import PreflightCheck, PreflightReport
 
 _INDENT = 30
 _CHECKS = 26
@@ -71,26 +71,31 @@ class PreflightCommand:
             def say(check: PreflightCheck) -> None:
                 nonlocal made
                 if check.status != "skip" or arguments.verbose or check.name == "default":
-                    _say(above, check, printer.width)
+                    say_check(above, check, printer.width)
                 made += check.name != "default"  # a note about a default is no check
                 bar.show_checks(made, _CHECKS)
 
             report = preflight(arguments.factory, ranks=arguments.ranks, compiled=arguments.compile, on_check=say)
-        counts = Counter(check.status for check in report.checks)
-        summary = (
-            f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "
-            f"{counts['fail']} failed, "
-            f"{counts['skip']} not applicable, {report.seconds:.1f} s"
-        )
-        for line in textwrap.wrap(summary, printer.width, break_on_hyphens=False):
-            printer.line(line)
+        say_summary(printer, report)
         if arguments.json:
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
-        return 1 if report.failures or (arguments.strict and counts["warn"]) else 0
+        return 1 if report.failures or (arguments.strict and report.warnings) else 0
 
 
-def _say(printer: Printer, check: PreflightCheck, columns: int) -> None:
+def say_summary(printer: Printer, report: PreflightReport) -> None:
+    """Print what was tested and how many checks went how."""
+    counts = Counter(check.status for check in report.checks)
+    summary = (
+        f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "
+        f"{counts['fail']} failed, "
+        f"{counts['skip']} not applicable, {report.seconds:.1f} s"
+    )
+    for line in textwrap.wrap(summary, printer.width, break_on_hyphens=False):
+        printer.line(line)
+
+
+def say_check(printer: Printer, check: PreflightCheck, columns: int) -> None:
     """Print a check with its message and its help, wrapped at the terminal's width."""
     width = max(60, min(columns, 100)) - _INDENT
     lines = [escaped(line) for line in textwrap.wrap(check.message, width)] or [""]

@@ -49,19 +49,21 @@ class PreflightCheck(Problem):
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """All checks of one model.
+    """All checks of one model, or of one device.
 
     Attributes:
         target: what was tested.
         summary: model, number of parameters, optimizer, batch, in one line.
         checks: in the order they were made.
         seconds: how long it took.
+        schema: the name of the JSON document.
     """
 
     target: str
     summary: str
     checks: tuple[PreflightCheck, ...]
     seconds: float
+    schema: str = SCHEMA
 
     @property
     def passed(self) -> bool:
@@ -73,6 +75,11 @@ class PreflightReport:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.status == "fail")
 
+    @property
+    def warnings(self) -> tuple[PreflightCheck, ...]:
+        """The checks that warned."""
+        return tuple(check for check in self.checks if check.status == "warn")
+
     def check(self, name: str) -> PreflightCheck:
         """The check of this name."""
         return next(check for check in self.checks if check.name == name)
@@ -80,7 +87,7 @@ class PreflightReport:
     def to_dict(self) -> dict[str, Any]:
         """The JSON document."""
         return {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "target": self.target,
             "summary": self.summary,
             "passed": self.passed,
