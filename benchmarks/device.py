@@ -252,10 +252,18 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _time(us: float) -> str:
-    return f"{us:.3g} µs" if us < 1e3 else f"{us / 1e3:,.3g} ms" if us < 1e6 else f"{us / 1e6:,.3g} s"
+    return (
+        f"{us:.3g} µs"
+        if us < 1e3
+        else f"{us / 1e3:.3g} ms"
+        if us < 1e6
+        else f"{us / 1e6:.0f} s"
+        if us > 1e7
+        else f"{us / 1e6:.3g} s"
+    )
 
 
-WIDE, HIGH, LEFT, BELOW = 760, 420, 70, 60
+WIDE, HIGH, LEFT, BELOW = 760, 420, 70, 62
 X_DECADES, Y_DECADES = (-1, 6), (-6, 1)
 
 
@@ -265,7 +273,7 @@ def picture(rows: Sequence[Row]) -> str:
     def at(milliseconds: float, added: float) -> tuple[float, float]:
         across = (math.log10(milliseconds) - X_DECADES[0]) / (X_DECADES[1] - X_DECADES[0])
         up = (math.log10(max(added, 10.0 ** Y_DECADES[0])) - Y_DECADES[0]) / (Y_DECADES[1] - Y_DECADES[0])
-        return LEFT + across * (WIDE - LEFT - 20), HIGH - BELOW - up * (HIGH - BELOW - 20)
+        return LEFT + across * (WIDE - LEFT - 30), HIGH - BELOW - up * (HIGH - BELOW - 20)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
@@ -277,10 +285,10 @@ def picture(rows: Sequence[Row]) -> str:
         parts.append(f'<text x="{x:.0f}" y="{y + 16:.0f}" text-anchor="middle">{_time(10.0 ** (decade + 3))}</text>')
     for decade in range(Y_DECADES[0], Y_DECADES[1] + 1):
         x, y = at(10.0 ** X_DECADES[0], 10.0**decade)
-        parts.append(f'<path d="M{x:.0f} {y:.0f}H{WIDE - 20}" stroke="#e4e6ea"/>')
+        parts.append(f'<path d="M{x:.0f} {y:.0f}H{WIDE - 30}" stroke="#e4e6ea"/>')
         parts.append(f'<text x="{x - 6:.0f}" y="{y + 4:.0f}" text-anchor="end">{10.0 ** (decade + 2):g}%</text>')
     x, y = at(10.0 ** X_DECADES[0], 0.002)
-    parts.append(f'<path d="M{x:.0f} {y:.1f}H{WIDE - 20}" stroke="#1b7f4b" stroke-dasharray="4 3"/>')
+    parts.append(f'<path d="M{x:.0f} {y:.1f}H{WIDE - 30}" stroke="#1b7f4b" stroke-dasharray="4 3"/>')
     parts.append(f'<text x="{WIDE - 24}" y="{y - 4:.0f}" text-anchor="end" fill="#1b7f4b">0.2%</text>')
     plain = {(row.tensors, row.parameters, row.kernel_us): row.step_us for row in rows if row.loop == "plain"}
     for name, (_, colour) in LOOPS.items():
@@ -288,8 +296,10 @@ def picture(rows: Sequence[Row]) -> str:
             if row.loop == name:
                 x, y = at(plain[row.tensors, row.parameters, row.kernel_us] / 1e3, row.ratio - 1)
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}" fill-opacity="0.75"/>')
+    parts.append(f'<text x="{LEFT}" y="14">what a step takes longer than plain</text>')
+    parts.append(f'<text x="{WIDE - 20}" y="{HIGH - 28}" text-anchor="end">time of a plain step on the device</text>')
     for i, (words, colour) in enumerate(LOOPS.values()):
-        x, y = LEFT + 20 + i % 3 * 215, HIGH - 24 + i // 3 * 16
+        x, y = LEFT + i % 3 * 150, HIGH - 24 + i // 3 * 16
         parts.append(
             f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/><text x="{x + 9}" y="{y}">{escape(words)}</text>'
         )

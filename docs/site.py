@@ -33,6 +33,7 @@ _COMMANDS = (
     "serve",
     "replay",
     "explain",
+    "selftest",
     "completion",
     "demo",
 )

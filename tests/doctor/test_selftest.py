@@ -29,7 +29,7 @@ def test_the_table_and_the_document(capsys: pytest.CaptureFixture[str], monkeypa
     assert main(given) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines())
-    assert "ok   run: GradScaler          bit for bit the plain loop" in out
+    assert "ok   run: GradScaler          as plain bit for bit" in out
     assert "skip late values              values of a CPU are here at once" in out
     assert "skip run: graphs              only CUDA has graphs" in out
     assert main([*given, "--json"]) == 0

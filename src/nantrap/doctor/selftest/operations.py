@@ -13,6 +13,7 @@ from nantrap import finite
 from nantrap.doctor.selftest.training import DidNotHold, NotHere, fused_adamw
 from nantrap.guard.arrival import Arrival, why_no_arrival
 from nantrap.guard.torch_private import restore_where
+from nantrap.incident.wording import counted
 from nantrap.locate import RngState
 
 FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
@@ -125,4 +126,6 @@ def random_numbers(device: torch.device) -> str:
     again = torch.rand(100, device=device), torch.rand(100), nn.functional.dropout(torch.ones(1000, device=device))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
         raise DidNotHold("random numbers after the streams were put back are others")
-    return f"streams of the host and of {len(streams.torch_devices)} devices draw the same numbers again"
+    devices = counted(len(streams.torch_devices), "device")
+    who = f"the host and {devices} draw" if streams.torch_devices else "the host draws"
+    return f"{who} the same numbers again"

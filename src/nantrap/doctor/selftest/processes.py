@@ -101,7 +101,8 @@ def check_ranks(device: torch.device) -> str:
         raise DidNotHold(f"{who}: a healthy run is not bit for bit the plain one")
     if first["bad"] != first["without"]:
         raise DidNotHold(f"{who}: after a bad batch on one of them the weights are not those of a run without it")
-    return f"{who}: healthy as plain; a bad batch on one is skipped by all; read {first['read']}"
+    read = "" if device.type == "cpu" else f"; read {first['read']}"
+    return f"{who}: healthy as plain; a bad batch on one is skipped by all{read}"
 
 
 def _needs_a_device_of_all_processes(device: torch.device) -> None:

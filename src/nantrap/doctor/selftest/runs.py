@@ -50,7 +50,7 @@ def compared(recipe: Recipe, device: torch.device) -> str:
     wrong, read = compare(recipe, device)
     if wrong:
         raise DidNotHold(wrong)
-    return "bit for bit the plain loop; a bad step leaves no trace" + ("" if device.type == "cpu" else f"; read {read}")
+    return "as plain bit for bit; a bad step leaves no trace" + ("" if device.type == "cpu" else f"; read {read}")
 
 
 def side_stream(device: torch.device) -> str:
