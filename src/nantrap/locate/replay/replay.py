@@ -192,6 +192,7 @@ def _one_by_one(failed: Failure) -> Iterator[None]:
 
 
 def _update_again(failed: Failure, way: contextlib.AbstractContextManager[None]) -> Replay:
+    """The update once more, with the gradients and the state of before it, seen operation by operation."""
     assert failed.run_update is not None
     with failed.rewound():
         for name, parameter in failed.parameters.items():
