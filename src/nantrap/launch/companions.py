@@ -77,7 +77,7 @@ def _install_scalers(patches: Patches, registry: OptimizerRegistry, scaled: Scal
         return loop.step(run, scaler=self, still_scaled=ready and fused)
 
     def update(original: Any, self: GradScaler, new_scale: Any = None) -> None:
-        """`scaler.update()`: the scale stays after a step that was refused, and is restored after one found bad late."""
+        """`scaler.update()`: the scale stays after a refused step, and is restored after one that is found bad late."""
         refused = any(loop.refused for loop in registry)
         if self.is_enabled() and new_scale is None and refused and not has_seen_gradients(self):
             forget_step(self)  # the step was not made, so the scale stays
@@ -132,7 +132,7 @@ def _install_schedules(patches: Patches, registry: OptimizerRegistry) -> None:
             entry.schedulers.append(weakref.ref(self))
 
     def averaged(original: Any, self: AveragedModel, model: Any) -> None:
-        """`average.update_parameters(model)`: not after a refused step, and restored after one that is found bad late."""
+        """`average.update_parameters(model)`: not after a refused step, restored after one that is found bad late."""
         source = unwrap(model)
         loops = [loop for loop in registry if loop.session.protected.root is source]
         if any(loop.refused for loop in loops):
