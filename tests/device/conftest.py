@@ -47,6 +47,9 @@ def _fresh_counters(_device: None) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The limit of time is that of a test itself: the first one of all waits for the compiler."""
     here = str(Path(__file__).parent)
+    elsewhere = pytest.mark.skip(reason="runs in a process of its own: test_own_process.py")
     for item in items:
         if str(item.path).startswith(here):
+            if not IN_OWN_PROCESS and item.path.name != "test_own_process.py":  # named on the command line
+                item.add_marker(elsewhere)
             item.add_marker(pytest.mark.timeout(300, func_only=True))
