@@ -34,10 +34,11 @@ def run(source: str, folder: Path) -> Incident | None:
     torch.manual_seed(0)
     names = runpy.run_path(str(path))
     guard = names.get("guard") or nantrap.Guard(names["model"], names["optimizer"], max_grad_norm=None, quiet=True)
-    for batch in names["batches"]:
-        incident: Incident | None = guard.attempt(names["loss_fn"], batch).incident
-        if incident is not None:
-            return incident
+    with guard:
+        for batch in names["batches"]:
+            incident: Incident | None = guard.attempt(names["loss_fn"], batch).incident
+            if incident is not None:
+                return incident
     return None
 
 
@@ -51,6 +52,7 @@ for batch in batches:
     incident = guard.step().incident
     if incident is not None:
         break
+guard.close()
 """
 
 

@@ -71,7 +71,7 @@ def test_best_comes_first(slug: str, incident_of: IncidentOf) -> None:
 def test_bad_input_data(incident_of: IncidentOf) -> None:
     cause = first(incident_of("bad_input_data"))
     assert cause.proven
-    assert cause.summary == "the input batch already contains non-finite values"
+    assert cause.summary == "the input batch already contains NaN"
     assert evidence(cause)[0].startswith("batch holds 1 NaN among 32 values before the forward pass, sample")
     assert evidence(cause)[1] == "without that sample the step is finite (trial 1)"
 

@@ -15,6 +15,7 @@ SAID = [*sorted((CAUSES / "rules").glob("*.py")), CAUSES / "settings.py", CAUSES
 SHORTEST = 14
 """So many letters in common are a sentence's own."""
 IN_TESTS_OF_THEIR_OWN = {
+    "or leave such values out of the step": "guard/diagnosis/test_armed.py",
     "a hook on a gradient": "causes/test_shown_remedies.py",
     "a GradScaler at most doubles it": "launch/test_state_causes.py",
     "was read before all of it was written": "causes/test_unwritten_memory.py",

@@ -138,7 +138,7 @@ def test_a_dropped_loss_is_printed_and_in_the_journal(tmp_path: Path, capsys: py
     assert loop.guard is not None
     loop.guard.close()
     said = capsys.readouterr().err
-    assert "\nerror[NT101]: the model's input already contains non-finite values" in said
+    assert "\nerror[NT101]: the model's input already contains NaN" in said
     assert "nantrap: step 7 skipped; lr 0.01; the script skipped this batch itself\n" in said
     assert "the script skipped this batch itself" in said
     assert "= sample: 5\n" in said

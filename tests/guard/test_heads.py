@@ -166,7 +166,8 @@ def test_every_bad_head_is_named_in_the_message(capsys: pytest.CaptureFixture[st
     with run.guard(policy=Policy(bad_terms="drop"), quiet=False) as guard:
         FORMS["attempt"](run, guard)
     said = capsys.readouterr().err
-    assert "step 3 applied: backward: [NT301]" in said
+    assert "step 3 applied; lr 0.05; loss term heads[1] left out" in said
+    assert "error[NT301]: " in said
     assert "loss term heads[1] left out, the other 3 applied" in said
     assert "the gradient of loss term heads[1] is not finite" in said
     assert "loss terms left out of applied steps: heads[1] 1 ×" in said

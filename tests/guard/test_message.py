@@ -52,7 +52,7 @@ def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]
     assert "shape 3×2, float32; finite values from" in said
     assert ", mean " in said
     assert "= risk: medium" in said
-    assert "= did: step skipped, everything as before" in said
+    assert "= did: nantrap skipped the step and restored the training state" in said
 
 
 def test_the_printed_message_is_brief_and_says_where_the_rest_is(

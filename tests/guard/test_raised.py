@@ -136,6 +136,7 @@ def test_a_guard_that_is_left_by_such_an_exception_says_what_was_behind_it(capsy
             guard.backward(actor(x).entropy().mean())
             guard.step()
     err = capsys.readouterr().err
-    assert "nantrap: step 1 stopped: data: [NT101] the model's input already contains non-finite values: x" in err
+    assert "nantrap: step 1 stopped; " in err
+    assert "error[NT101]: the model's input already contains NaN: x" in err
     assert "the run ended with ValueError" in err
     assert guard.last_incident is not None

@@ -91,8 +91,8 @@ def test_what_could_not_be_put_back_is_named() -> None:
     incident = guard.attempt(run.forward, poison(run.batches[3])).incident
     assert incident is not None
     assert incident.restored is False
-    assert incident.notes == ("not everything is as before the step: a parameter that the forward pass writes",)
-    assert "everything as before" not in nantrap.report.render_incident(incident)
+    assert incident.notes == ("not restored to the values before the step: a parameter that the forward pass writes",)
+    assert "restored the training state" not in nantrap.report.render_incident(incident)
 
 
 def test_a_kill_during_the_diagnosis_leaves_a_line(tmp_path: Path) -> None:

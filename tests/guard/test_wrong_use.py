@@ -239,7 +239,7 @@ def test_what_methods_are_given() -> None:
     [
         (
             {"fused": False},
-            "AdamW cannot skip a step on the device here; Adam, AdamW, Adagrad and SGD without momentum",
+            "AdamW cannot skip a step on the device here; Adam, AdamW, Adagrad and SGD can, with fused=True",
         ),
         ({"policy": {"on_incident": "raise"}}, 'Policy(on_incident="raise") must know of a bad step before its update'),
         ({"ema": lambda: None}, "the ema is no module, so that it cannot be restored on the device"),

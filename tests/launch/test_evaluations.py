@@ -109,7 +109,8 @@ def test_a_validation_sample(tmp_path: Path) -> None:
     done = run(tmp_path, VALIDATION, "bad")
     assert done.code == 0
     assert done.out == run(tmp_path, VALIDATION, "bad", plain=True).out
-    assert "evaluation after 4 steps: forward: [NT208] log was given -1" in done.said
+    assert "nantrap: evaluation after 4 steps; " in done.said
+    assert "error[NT208]: log was given -1" in done.said
     assert "validation batch 3" in done.said
     assert "sample: 5 (dataset index 29)" in done.said
     assert "nothing: the run goes on with this value" in done.said
@@ -127,7 +128,8 @@ def test_a_generation_that_torch_multinomial_ends(tmp_path: Path) -> None:
     done = run(tmp_path, GENERATION, "bad")
     assert done.code == 1
     assert "probability tensor contains either `inf`, `nan` or element < 0" in done.said
-    assert "inference: forward: [NT203] softmax over a row in which every position is masked" in done.said
+    assert "nantrap: inference\n" in done.said
+    assert "error[NT203]: softmax over a row in which every position is masked" in done.said
     assert "sample: 2" in done.said
     assert "1 incident in inference: 1 × softmax_fully_masked_row" in done.said
     assert "nothing was guarded" not in done.said

@@ -256,7 +256,7 @@ def test_a_loss_replaced_by_zero_is_an_incident(settings: RunSettings, capsys: p
     assert (tally.attempted, tally.applied, tally.incidents, tally.given_up) == (12, 11, 1, 1)
     err = capsys.readouterr().err
     assert "the script replaced this non-finite loss by a constant, so there is no gradient" in err
-    assert "error[NT101]: the input batch already contains non-finite values: x" in err
+    assert "error[NT101]: the input batch already contains NaN: x" in err
     assert "= sample: 2\n" in err
     assert "1 step skipped (1 by the script itself), 0 rollbacks" in summary.lines(0)
     assert all(bool(t.isfinite().all()) for t in state(net))

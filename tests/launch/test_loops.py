@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,7 +147,10 @@ def test_a_script_that_skips_on_its_own_gets_its_buffers_back(
         (loop,) = attachment.registry
     assert finite(state(net))
     assert (loop.tally.applied, loop.tally.attempted, loop.tally.given_up) == (11, 12, 1)
-    assert "the script skipped this batch itself" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the script skipped this batch itself" in said
+    assert re.search(r"= did: +the script skipped the step", said)
+    assert "nantrap skipped" not in said
 
 
 def test_a_script_that_gives_up_after_backward_loses_no_good_step(settings: RunSettings) -> None:

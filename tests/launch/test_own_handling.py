@@ -141,7 +141,7 @@ def test_arguments_of_a_model_that_computes_its_loss_have_names(
     assert incident["dataset_indices"] == [11]
     assert (summary.steps, summary.applied, summary.given_up) == (6, 5, 1)
     err = capsys.readouterr().err
-    assert "the input batch already contains non-finite values: batch.feats" in err
+    assert "the input batch already contains NaN: batch.feats" in err
     assert "proof:  batch.feats holds 1 NaN among 20 values before the forward pass, sample 3" in err
     assert "help: the batch without sample 3: verified" in err
     assert "not tried: fix or remove the sample where batch.feats is created" in err
@@ -274,7 +274,7 @@ def test_infinity_in_the_input_comes_before_what_a_product_makes_of_it(
     assert incidents[0]["step"] == 2
     causes = incidents[0]["causes"]
     said = [cause["summary"] for cause in causes]  # type: ignore[attr-defined]
-    assert ("the model's input already contains non-finite values: features" in said[:1]) == is_input
+    assert ("the model's input already contains Inf: features" in said[:1]) == is_input
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -297,7 +297,7 @@ def test_a_bad_weight_of_a_sparse_graph_is_the_input_and_no_mask(
     assert (summary.steps, summary.applied) == (4, 0)
     cause = incidents[0]["causes"][0]  # type: ignore[index]
     assert (cause["slug"], cause["proven"]) == ("bad_input_data", False)
-    assert cause["summary"] == "the model's input already contains non-finite values: adjacency"
+    assert cause["summary"] == "the model's input already contains Inf: adjacency"
     assert cause["evidence"][0]["text"] == "adjacency holds 1 +Inf among 40 values"
     err = capsys.readouterr().err
     assert "a mask" not in err

@@ -475,7 +475,7 @@ def test_a_bad_batch_is_contained(shell: Shell) -> None:
         "nantrap:   2 × bad_input_data",
         "nantrap: report: run/report.html",
     ]
-    assert "error[NT101]: the input batch already contains non-finite values: x" in ended.err
+    assert "error[NT101]: the input batch already contains NaN: x" in ended.err
     saved = torch.load(shell.folder / "w.pt", weights_only=False, pickle_module=_Scripts)
     assert all(bool(value.isfinite().all()) for value in saved["model"].values())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nantrap import record
-from nantrap.incident import Action, Cause, Fix, Frame, Incident
+from nantrap.incident import Action, Cause, Decider, Fix, Frame, Incident
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.poison import path_note, path_of_poison
 from nantrap.report.surroundings import command_text, source_lines, surroundings
@@ -161,8 +161,16 @@ def test_every_phase_and_action_has_a_page(phase: str, action: str) -> None:
 def test_a_state_that_was_not_restored_is_not_called_as_before() -> None:
     text = Checked(incident_page(view_incident(replace(MASKED, restored=False)))).text
     assert "Not everything is as it was before the step: see the note." in text
-    assert "not everything is as before" in text
+    assert "not everything was restored" in text
     assert "as before step 7" not in text
+
+
+@pytest.mark.parametrize("decided_by", ["script", "scaler", "exception"])
+def test_a_page_does_not_claim_what_nantrap_did_not_do(decided_by: Decider) -> None:
+    text = Checked(incident_page(view_incident(replace(MASKED, decided_by=decided_by)))).text
+    assert "nantrap stopped it here" not in text
+    assert "Skipped the step." not in text
+    assert "that ended the step." in text
 
 
 def test_a_long_path_shows_its_beginning_and_its_end() -> None:
@@ -393,4 +401,4 @@ def test_a_rollback_says_which_state_was_restored(tmp_path: Path) -> None:
     page = Checked(incident_page(view_incident(Incident.from_dict(incident.to_dict())))).text
     assert "Rolled back. The state of step 20 was restored." in page
     assert "as in the state of step 20" in page
-    assert "= did: rolled back to the state of step 20" in page
+    assert "= did: nantrap restored the state of step 20" in page

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Frame, Incident, Probe, Source, TensorStats
+from nantrap.incident import Action, Cause, Decider, Evidence, Finding, Fix, Frame, Incident, Probe, Source, TensorStats
 from nantrap.report import diagnostic, fingerprint, one_line, render_incident, write_line
 from nantrap.report.diagnostics import done_text
 from nantrap.report.terminal import can_link, wrapped
@@ -131,7 +131,7 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
            = sample: 2
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9; all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
-           = did:    step skipped, everything as before
+           = did:    nantrap skipped the step and restored the training state
         more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
         """  # noqa: E501
     )
@@ -149,7 +149,7 @@ def test_a_guess_is_called_a_guess() -> None:
            = hint:  the gradient norm went 1 -> 1e+04 -> nan
            = where: step 17, rank 3, backward, head, aten.mm, AddmmBackward0
            = found: gradient head.weight: of 4 values 1 NaN, 2 +Inf
-           = did:   run stopped
+           = did:   nantrap stopped the run
            = note:  the replay differs: the loss was 2.5 and is 2.25 in the replay
         also possible: NT501 lr_too_high, NT101 bad_input_data
         more: nantrap explain NT502
@@ -162,7 +162,7 @@ def test_without_a_diagnosis() -> None:
         """
         error[NT000]: forward: aten.lgamma the loss is +Inf
            = where: step 0, rank 0, forward, aten.lgamma
-           = did:   step applied
+           = did:   the step was applied
         more: nantrap explain NT000
         """
     )
@@ -345,17 +345,41 @@ def test_a_long_path_stays_whole_and_the_function_goes_to_the_next_line() -> Non
 @pytest.mark.parametrize(
     ("action", "restored", "said"),
     [
-        (Action.SKIP, True, "step skipped, everything as before"),
-        (Action.SKIP, None, "step skipped"),  # not checked, so not claimed
-        (Action.SKIP, False, "step skipped, but not everything is as before (see the note)"),
-        (Action.STOP, True, "run stopped, everything as before the step"),
-        (Action.STOP, None, "run stopped"),
-        (Action.APPLY, None, "step applied"),
-        (Action.ROLLBACK, None, "rolled back to the last good state"),
+        (Action.SKIP, True, "nantrap skipped the step and restored the training state"),
+        (Action.SKIP, None, "nantrap skipped the step"),  # not checked, so not claimed
+        (Action.SKIP, False, "nantrap skipped the step, but could not restore everything (see the note)"),
+        (Action.STOP, True, "nantrap stopped the run and restored the training state"),
+        (Action.STOP, None, "nantrap stopped the run"),
+        (Action.APPLY, None, "the step was applied"),
+        (Action.ROLLBACK, None, "nantrap restored the last good state"),
     ],
 )
-def test_as_before_is_said_only_where_it_was_checked(action: Action, restored: bool | None, said: str) -> None:
+def test_restored_is_said_only_where_it_was_checked(action: Action, restored: bool | None, said: str) -> None:
     assert done_text(Incident(step=1, action=action, restored=restored)) == said
+
+
+@pytest.mark.parametrize(
+    ("decided_by", "action", "restored", "said"),
+    [
+        ("script", Action.SKIP, True, "the script skipped the step; nantrap restored the training state"),
+        ("script", Action.SKIP, None, "the script skipped the step"),
+        (
+            "script",
+            Action.SKIP,
+            False,
+            "the script skipped the step; nantrap could not restore everything (see the note)",
+        ),
+        ("script", Action.APPLY, None, "nothing: the script uses this value"),
+        ("scaler", Action.SKIP, None, "GradScaler skipped the step"),
+        ("exception", Action.STOP, None, "nothing: nantrap passes the exception on"),
+        ("exception", Action.SKIP, None, "nothing: nantrap passes the exception on"),
+    ],
+)
+def test_a_step_that_nantrap_did_not_end_names_who_did(
+    decided_by: Decider, action: Action, restored: bool | None, said: str
+) -> None:
+    incident = Incident(step=1, action=action, restored=restored, decided_by=decided_by)
+    assert done_text(incident) == said
 
 
 @pytest.mark.parametrize(
@@ -403,7 +427,7 @@ def test_80_columns() -> None:
            = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9;
                      all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
-           = did:    step skipped, everything as before
+           = did:    nantrap skipped the step and restored the training state
         more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
         """
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nantrap.thresholds import is_absurd
@@ -98,6 +98,19 @@ def describe(tensor: Tensor) -> str:
         if count:
             parts.append(f"{count:,} {word}")
     return f"holds {', '.join(parts) or 'no non-finite value'} among {tensor.numel():,} values"
+
+
+def kinds_of(tensors: Iterable[Tensor]) -> str:
+    """`NaN`, `Inf` or `NaN and Inf`: what these tensors hold."""
+    from nantrap.finite import readable
+
+    held = [values for tensor in tensors if (values := readable(tensor)) is not None]
+    words = [
+        word
+        for word, found in (("NaN", any(x.isnan().any() for x in held)), ("Inf", any(x.isinf().any() for x in held)))
+        if found
+    ]
+    return " and ".join(words) or "non-finite values"
 
 
 def masked_rows_of(x: Tensor, dims: Any = ()) -> Tensor | None:

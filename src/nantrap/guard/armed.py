@@ -5,11 +5,12 @@ In the two-line form and under `nantrap run` the loss can be computed again only
 steps are therefore traced while the user's own code runs. The next failure then comes with its operands, with the lines
 of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins where
 the step before has ended, so that it sees what the loop computes before the model's call (rewards, advantages,
-targets), and ends with the backward pass. In `attempt`, which can run its function again, it ends where that begins. A
-trace records a limited number of operations, so a loop that has ended is not traced for long. It costs about a fifth of
-a step of usual size, and more on a tiny one; so it ends with the next incident, after `Diagnosis.armed_steps` steps, or
-when it has cost as much as a diagnosis may take: in a network of many small operations a traced step takes ten times as
-long. A healthy run is never traced.
+targets), and ends with the backward pass. In `attempt`, which can run its function again, it ends where that begins.
+Between two steps it records a limited number of operations and then ends, because no step may follow: the loop has
+ended, or a long evaluation runs. The model's call then begins another one. A traced step of usual size takes a fifth
+longer, and a tiny one more; so tracing ends with the next incident, after `Diagnosis.armed_steps` steps, or when it has
+cost as much as a diagnosis may take: in a network of many small operations a traced step takes ten times as long. A
+healthy run is never traced.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from nantrap.incident import Incident
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import active_replays
 from nantrap.locate.replay.replay import compiled_frames
-from nantrap.locate.torch_private import drop_last_mode, leave_mode, modes_running
+from nantrap.locate.torch_private import drop_last_mode, leave_mode, leave_mode_soon, modes_running
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.tape import Tape
 from nantrap.locate.variables.provenance import Way, way_here
 
 _MOST_OPERATIONS = 200_000
-_MOST_BEFORE = _MOST_OPERATIONS // 2
-"""Where the loop runs more operations than this before the model's call, that call begins another trace."""
+_MOST_BEFORE = 10_000
+"""Operations between two steps, after which the trace ends."""
 _MOST_WAYS = 16
 
 
@@ -45,7 +46,8 @@ class LiveTrace(Trace):
         super().__init__(root, registered)
         self._process = os.getpid()
         self._before = modes_running()  # the user's, or those of other guards
-        self._ended = False
+        self.ended = False
+        self._most = _MOST_BEFORE
         self._busy = False
         self._buffers = list(registered.buffers.values())
         self.tape = Tape(iter(self._buffers))
@@ -58,8 +60,11 @@ class LiveTrace(Trace):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
-        aside = self._ended or self.aside or active_replays
-        if aside or len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
+        aside = self.ended or self.aside or active_replays
+        if aside or len(self.ops) >= self._most or os.getpid() != self._process:
+            if not aside and self._most == _MOST_BEFORE:
+                self.ended = True
+                leave_mode_soon(self)
             return func(*args, **(kwargs or {}))
         self._busy = True
         try:
@@ -86,6 +91,7 @@ class LiveTrace(Trace):
 
     def begin_step(self) -> None:
         """The model is called. A tape that has given up by now begins again here."""
+        self._most = _MOST_OPERATIONS
         if self.tape.reason:
             self.tape = Tape(iter(self._buffers))
 
@@ -96,7 +102,7 @@ class LiveTrace(Trace):
         since, or while the trace handles an operation. In the latter case torch has taken the trace off for that long
         and puts it on again afterwards: it must be ended later.
         """
-        self._ended = True
+        self.ended = True
         self._where.unwatch()
         if leave_mode(self):
             return True
@@ -183,8 +189,8 @@ class Armed:
     def begin_step(self) -> None:
         """The model is called for the first time in a step: its trace runs already, or begins. What the guard does
         now is no part of it, until `go_on`."""
-        running = self._running
-        if running is None or len(running.ops) >= _MOST_BEFORE:
+        if self._running is None or self._running.ended:
+            self._left += self._running is not None  # the same step goes on
             self.start()
         if self._running is not None:
             self._running.begin_step()

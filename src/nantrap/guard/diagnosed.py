@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nantrap.incident import Action, Incident
+from nantrap.incident import Action, Decider, Incident
 from nantrap.locate.source import with_cell_name
 from nantrap.record import Material
 
@@ -41,20 +41,24 @@ class Diagnosed:
         """The same with another incident."""
         return replace(self, incident=incident)
 
-    def finish(self, action: Action, *, restored: Sequence[str] | None = None) -> Incident:
+    def finish(
+        self, action: Action, *, decided_by: Decider = "nantrap", restored: Sequence[str] | None = None
+    ) -> Incident:
         """The final incident.
 
         Args:
             action: what was done with the step.
+            decided_by: who decided that.
             restored: what is not as before the step; empty if everything was checked to be, `None` if that was not
                 the aim.
         """
         notes = self.incident.notes
         if restored:
-            notes = (f"not everything is as before the step: {', '.join(restored)}", *notes)
+            notes = (f"not restored to the values before the step: {', '.join(restored)}", *notes)
         return replace(
             self.incident,
             action=action,
+            decided_by=decided_by,
             source=with_cell_name(self.incident.source),
             restored=None if restored is None else not restored,
             notes=(*notes, *self.notes),

@@ -127,7 +127,7 @@ class EventRecorder:
         window.given_up = window.without_gradient = True
         window.diagnosed = [(each, words.removesuffix(_OTHERS_STAY)) for each, words in window.diagnosed]
         with self._of_guard():
-            incident = self._session.recorder.finish_dropped(window, Action.SKIP)
+            incident = self._session.recorder.finish_dropped(window, Action.SKIP, decided_by="script")
             reading = Reading(rates=current_rates(self._session.protected.optimizer))
             self._session.recorder.end(window, reading, Action.SKIP, incident)
         self._events.note(self._event(EventKind.STEP_NOT_MADE, _ALL_LEFT_OUT))
@@ -165,7 +165,7 @@ class EventRecorder:
                 with session.protected.ledger.kept():
                     diagnosed = diagnose(session, self.observe(micro))
                 reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
-                incident = session.recorder.finish(diagnosed, Action.APPLY, words)
+                incident = session.recorder.finish(diagnosed, Action.APPLY, words, decided_by="script")
                 session.recorder.end(window, reading, Action.APPLY, incident)
             finally:
                 self._collector.end()
@@ -206,7 +206,7 @@ class EventRecorder:
         recorder = self._session.recorder
         event = self._event(EventKind.STEP_NOT_MADE, words)
         diagnosed = diagnosed.noting_first(words)
-        incident = recorder.finish(diagnosed, Action.SKIP, words, restored=restored)
+        incident = recorder.finish(diagnosed, Action.SKIP, words, decided_by="script", restored=restored)
         self._events.note(event)
         window.given_up = True
         reading = Reading(norm, loss, rates=current_rates(self._session.protected.optimizer))

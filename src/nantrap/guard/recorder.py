@@ -30,7 +30,7 @@ from nantrap.guard.watching.ranges import Ranges, outside_in_words
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.watching.watch import Watch
 from nantrap.guard.window import Reading, Window
-from nantrap.incident import Action, Finding, Incident
+from nantrap.incident import Action, Decider, Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.record import (
     RUN_ENDS,
@@ -316,12 +316,13 @@ class Recorder:
         action: Action,
         reason: str,
         *,
+        decided_by: Decider = "nantrap",
         restored: list[str] | None = None,
         known_here_only: bool = False,
     ) -> Incident:
         """The final incident: its bundle is written and its message printed, by this rank if no other knows of it."""
         self._in_diagnosis = None
-        incident = self._with_samples(diagnosed.finish(action, restored=restored), diagnosed)
+        incident = self._with_samples(diagnosed.finish(action, decided_by=decided_by, restored=restored), diagnosed)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, diagnosed, self._policy)
         self._unwritten.append(incident)
@@ -334,18 +335,20 @@ class Recorder:
                 listener.incident(incident, headline=headline, text=text)
         return incident
 
-    def finish_dropped(self, window: Window, action: Action = Action.APPLY) -> Incident | None:
+    def finish_dropped(
+        self, window: Window, action: Action = Action.APPLY, *, decided_by: Decider = "nantrap"
+    ) -> Incident | None:
         """The incidents of dropped micro-batches. Returns the first of them."""
         first: Incident | None = None
         for diagnosed, words in window.diagnosed:
-            incident = self.finish(diagnosed.noting_first(words), action, words)
+            incident = self.finish(diagnosed.noting_first(words), action, words, decided_by=decided_by)
             first = first or incident
         window.diagnosed = []
         return first
 
     def note_exception(self, diagnosed: Diagnosed, action: Action, reason: str) -> Incident:
         """An incident that ended with an exception, which is raised again."""
-        incident = self.finish(diagnosed, action, reason, known_here_only=True)
+        incident = self.finish(diagnosed, action, reason, decided_by="exception", known_here_only=True)
         self.last_incident = incident
         self._note_outside("exception")
         return incident
@@ -353,7 +356,7 @@ class Recorder:
     def finish_without_step(self, window: Window) -> None:
         """The incidents of dropped micro-batches after which no step is made."""
         if window.diagnosed:
-            self.finish_dropped(window, Action.SKIP)
+            self.finish_dropped(window, Action.SKIP, decided_by="script")
             self._note_outside("incident", dropped=window.dropped)
 
     def _note_outside(self, kind: str, *, dropped: int = 0) -> None:

@@ -436,7 +436,7 @@ def probe(session: Session, driver: Driver, window: Window, reading: Reading) ->
     session.protected.ledger.capture()
     driver.advance(applied=False)
     window.probes_scale = True
-    incident = session.recorder.finish_dropped(window, Action.SKIP)
+    incident = session.recorder.finish_dropped(window, Action.SKIP, decided_by="scaler")
     return session.recorder.end(window, reading, Action.SKIP, incident)
 
 

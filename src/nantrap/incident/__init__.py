@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nantrap.incident.vocabulary import Action as Action
     from nantrap.incident.vocabulary import Alternative as Alternative
     from nantrap.incident.vocabulary import Cause as Cause
+    from nantrap.incident.vocabulary import Decider as Decider
     from nantrap.incident.vocabulary import During as During
     from nantrap.incident.vocabulary import Evidence as Evidence
     from nantrap.incident.vocabulary import Finding as Finding
@@ -41,6 +42,7 @@ __all__ = [
     "Alternative",
     "Cause",
     "Code",
+    "Decider",
     "During",
     "Evidence",
     "Finding",

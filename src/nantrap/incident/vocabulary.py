@@ -35,6 +35,9 @@ During = Literal["training", "evaluation", "inference"]
 """What a bad value was a part of: a training step; a call without gradients of a model that an optimizer trains; or a
 call of a model that none trains."""
 
+Decider = Literal["nantrap", "script", "scaler", "exception"]
+"""Who decided what became of a step: nantrap, the script, its gradient scaler, or an exception that goes on."""
+
 FindingKind = Literal[
     "batch", "parameter", "buffer", "optimizer_state", "ema",
     "loss", "term", "activation", "gradient", "grad_norm", "spike", "watch", "output",
@@ -336,6 +339,8 @@ class Incident:
     `during` says whether it is a step at all: an incident of an evaluation or an inference belongs to none. `step` is
     then the number of steps made so far, and `batch` that of the evaluation's data loader.
 
+    `action` is what became of the step, and `decided_by` who decided that.
+
     `frames` lead to the origin and end with it; `path` are the operations from there on that carried the non-finite
     values to the loss or, in the backward pass, to the gradients. `controls` are the unchanged re-runs that `trials`
     rest on.
@@ -378,6 +383,7 @@ class Incident:
     restored_step: int | None = None
     notes: tuple[str, ...] = ()
     during: During = "training"
+    decided_by: Decider = "nantrap"
     provenance: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 

@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -50,6 +51,36 @@ def leave_mode(mode: TorchDispatchMode) -> bool:
     for each in reversed(later):
         TorchDispatchMode.__enter__(each)
     return True
+
+
+_MOST_EVENTS = 1_000
+
+
+def leave_mode_soon(mode: TorchDispatchMode) -> None:
+    """End a mode that handles an operation now, as soon as the program goes on.
+
+    torch takes a mode off while it handles an operation and puts it on again afterwards, so it cannot end itself. The
+    tracing function of Python is called at the program's next line. A debugger stays; the mode then stays as well,
+    until its owner ends it.
+    """
+    if sys.gettrace() is not None:
+        return
+    frames, events = [frame for frame, _ in traceback.walk_stack(None)], 0
+
+    def look(*_: object) -> Callable[..., Any]:
+        """Called at each line: end the mode if it is on again, and end the looking."""
+        nonlocal events
+        events += 1
+        if (leave_mode(mode) or events > _MOST_EVENTS) and sys.gettrace() is look:
+            sys.settrace(None)
+            for frame in frames:
+                frame.f_trace = None
+            frames.clear()
+        return look
+
+    for frame in frames:
+        frame.f_trace = look
+    sys.settrace(look)
 
 
 def drop_last_mode() -> None:

@@ -12,12 +12,6 @@ from nantrap.incident.wording import counted, place_text, some_of, visible, visi
 from nantrap.report.numbers import shape, value
 from nantrap.thresholds import MOST_GRADIENTS
 
-DONE: Mapping[str, str] = {
-    Action.APPLY.value: "step applied",
-    Action.SKIP.value: "step skipped, everything as before",
-    Action.ROLLBACK.value: "rolled back to the last good state",
-    Action.STOP.value: "run stopped, everything as before the step",
-}
 VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}
 
 RISKS: Mapping[str, str] = {
@@ -31,17 +25,23 @@ _INPUTS = 6
 
 
 def done_text(incident: Incident) -> str:
-    """What was done; "everything as before" is said only where it was checked."""
+    """What was done, and by whom; that the state was restored is said only where it was checked."""
     if incident.during != "training":
         return "nothing: the run goes on with this value"
-    words = DONE[incident.action.value]
-    if incident.action is Action.ROLLBACK and incident.restored_step is not None:
-        return f"rolled back to the state of step {incident.restored_step:,}"
-    if incident.restored is None and incident.action is not Action.ROLLBACK:
-        return words.partition(",")[0]
-    if incident.restored is False:
-        return words.partition(",")[0] + ", but not everything is as before (see the note)"
-    return words
+    if incident.decided_by == "exception":
+        return "nothing: nantrap passes the exception on"
+    if incident.action is Action.APPLY:
+        return "nothing: the script uses this value" if incident.decided_by == "script" else "the step was applied"
+    if incident.action is Action.ROLLBACK:
+        back = incident.restored_step
+        return f"nantrap restored {'the last good state' if back is None else f'the state of step {back:,}'}"
+    if incident.decided_by == "nantrap":
+        done = "nantrap stopped the run" if incident.action is Action.STOP else "nantrap skipped the step"
+        also, failed = f"{done} and restored the training state", f"{done}, but could not restore everything"
+    else:
+        done = f"{'GradScaler' if incident.decided_by == 'scaler' else 'the script'} skipped the step"
+        also, failed = f"{done}; nantrap restored the training state", f"{done}; nantrap could not restore everything"
+    return {True: also, None: done, False: f"{failed} (see the note)"}[incident.restored]
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,13 +184,18 @@ def _end(incident: Incident) -> list[Stop]:
     if incident.action is Action.APPLY:
         return [Stop("spread", "the step was applied", "", "look at the weights: nantrap audit")]
     gate = {
-        Action.SKIP: "nantrap stopped it here: no optimizer step",
-        Action.ROLLBACK: "nantrap stopped it here and rolled back",
-        Action.STOP: "nantrap stopped the run here",
-    }[incident.action]
+        "nantrap": {
+            Action.SKIP: "nantrap stopped it here: no optimizer step",
+            Action.ROLLBACK: "nantrap stopped it here and rolled back",
+            Action.STOP: "nantrap stopped the run here",
+        }[incident.action],
+        "script": "the script stopped it here: no optimizer step",
+        "scaler": "GradScaler stopped it here: no optimizer step",
+        "exception": "an exception ended the step here",
+    }[incident.decided_by]
     state = "weights, optimizer state, buffers"
     if incident.restored is False:
-        return [Stop("gate", gate), Stop("spread", state, "", "not everything is as before")]
+        return [Stop("gate", gate), Stop("spread", state, "", "not everything was restored")]
     kept = f"as before step {incident.step:,}"
     if incident.action is Action.ROLLBACK:
         back = incident.restored_step

@@ -225,7 +225,7 @@ def _why(cause: Cause | None) -> tuple[str, str]:
 
 
 def _did(incident: Incident) -> tuple[str, str]:
-    """What the guard did, as a title and a sentence. "As before" is said only if that was checked."""
+    """What became of the step, as a title and a sentence. That it was restored is said only if that was checked."""
     title, text = {
         Action.APPLY: ("Applied the step.", "Nothing was held back."),
         Action.SKIP: ("Skipped the step.", "Weights, optimizer state, buffers and scheduler are as before."),
@@ -234,12 +234,18 @@ def _did(incident: Incident) -> tuple[str, str]:
     }[incident.action]
     if incident.action is Action.ROLLBACK and incident.restored_step is not None:
         text = f"The state of step {incident.restored_step:,} was restored."
-    if incident.during != "training":
-        title, text = "Reported it.", f"It belongs to no step: it is an {incident.during}, and the run went on."
     if incident.restored is False:
         text = "Not everything is as it was before the step: see the note."
     elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):
         text = "The step was not applied."
+    if incident.decided_by != "nantrap" and incident.action is not Action.APPLY:
+        who = "GradScaler" if incident.decided_by == "scaler" else f"the {incident.decided_by}"
+        title = "Restored the state." if incident.restored else "Recorded it."
+        text = f"It was {who} that ended the step. {text}"
+    elif incident.decided_by != "nantrap":
+        title, text = "Recorded it.", "The script uses this value."
+    if incident.during != "training":
+        title, text = "Reported it.", f"It belongs to no step: it is an {incident.during}, and the run went on."
     if incident.same_as is not None:
         text += f" It looks like step {incident.same_as:,}."
     return title, text

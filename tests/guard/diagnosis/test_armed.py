@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -266,6 +267,8 @@ def test_a_number_that_the_loop_takes_over_is_named(form: str) -> None:
     _, second = rolled_out("number", form, policy)[0]
     assert second.causes[0].slug == "bad_input_data"
     assert second.causes[0].summary == "output[1] is non-finite where the loop takes it over"
+    assert second.causes[0].fix is not None
+    assert "or leave such values out of the step" in second.causes[0].fix.words
     (way,) = second.provenance
     assert way.startswith("output[1] (+Inf), assigned at test_armed.py:")
     assert ", from reward_fn (lengths, test_armed.py:" in way
@@ -305,6 +308,32 @@ def test_a_bad_number_that_the_loop_leaves_out_is_not_named() -> None:
     assert found[2] is not None
     assert found[2].provenance == ()
     assert found[2].causes[0].slug == "division_by_zero"
+    assert "or leave such values out of the step" not in str(found[2])
+
+
+def test_a_trace_ends_by_itself_when_the_loop_has_ended() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always"))
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=policy, quiet=True)
+
+    def make_steps() -> None:
+        for _ in range(2):
+            guard.backward(model(torch.ones(4, 3)).mean())
+            guard.step()
+
+    debugger = sys.gettrace()  # also what measures coverage
+    make_steps()
+    assert len(modes_running()) == 1
+    total = torch.zeros(())
+    for _ in range(10_100):  # a long evaluation, or whatever comes after the training
+        total = total + 1.0
+    assert modes_running() == [] or debugger is not None
+    assert sys.gettrace() is debugger
+    make_steps()
+    guard.close()
+    assert modes_running() == []
+    assert guard.tally.applied == 4
 
 
 @pytest.mark.parametrize("wrong", [{"armed": "sometimes"}, {"armed_steps": 0}])

@@ -89,7 +89,7 @@ def test_the_rank_that_raised_reports_what_was_behind_it(ranks: Ranks, form: str
     assert (incident["phase"], incident["origin_rank"], incident["samples"]) == ("data", 1, [3])
     assert incident["causes"][0]["slug"] == "bad_input_data"
     assert incident["notes"][0].startswith("the step ended with ValueError: Expected parameter loc")
-    assert "data: [NT101] the " in guilty["written"], "rank 1 prints it"
+    assert "[NT101]: the " in guilty["written"], "rank 1 prints it"
     assert other["weights"] == guilty["weights"]
 
 

@@ -164,8 +164,8 @@ def test_what_could_not_be_put_back_is_said(form: str) -> None:
     """A write that is not counted, for the first time, into a large buffer: only an older copy is there."""
     model, _, incident = refused(form, "large.data", since=3)
     assert incident.restored is False
-    assert any(note.startswith("not everything is as before the step: buffer large") for note in incident.notes)
-    assert "not everything is as before" in done_text(incident)
+    assert any(note.startswith("not restored to the values before the step: buffer large") for note in incident.notes)
+    assert "could not restore everything" in done_text(incident)
     assert model.large.isfinite().all()
 
 

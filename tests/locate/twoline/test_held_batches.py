@@ -86,7 +86,7 @@ def test_the_samples_of_a_batch_that_is_no_argument(
 ) -> None:
     incident = failing(held, form, optimizer)
     assert (incident.phase, incident.samples) == ("data", (2,))
-    assert incident.causes[0].summary == "the input batch already contains non-finite values: x"
+    assert incident.causes[0].summary == "the input batch already contains NaN: x"
     assert any(
         "x holds 1 NaN among 32 values before the forward pass, sample 2" in e.text for e in incident.causes[0].evidence
     )
@@ -137,5 +137,5 @@ for x, y in DataLoader(TensorDataset(inputs, targets), batch_size=8):
     )
     assert main(["run", "--run-dir", str(tmp_path / "run"), str(script)]) == 0
     said = capsys.readouterr().err
-    assert "the input batch already contains non-finite values: x" in said
+    assert "the input batch already contains NaN: x" in said
     assert "sample: 2 (dataset index 34)" in said

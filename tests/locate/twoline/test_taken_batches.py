@@ -97,7 +97,7 @@ def test_the_bad_sample_is_named(program: Callable[[Loop], None]) -> None:
     assert (incident.causes[0].slug, incident.causes[0].proven) == ("bad_input_data", True)
     assert not any("sample dimension" in note or "no part of the batch" in note for note in incident.notes)
     name = "batch[0]" if program is by_arguments else "xb"
-    assert f"the input batch already contains non-finite values: {name}" in incident.causes[0].summary
+    assert f"the input batch already contains NaN: {name}" in incident.causes[0].summary
 
 
 def test_the_bad_sample_is_named_where_the_loop_draws_indices() -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import EXPONENTIALS, describe, in_words, listed, ordinary_tensors, recomputed, without
+from nantrap.causes.facts import (
+    EXPONENTIALS,
+    describe,
+    in_words,
+    kinds_of,
+    listed,
+    ordinary_tensors,
+    recomputed,
+    without,
+)
 from nantrap.causes.rules.unselected import is_left_out
 from nantrap.causes.usual import Unusual, in_usual_range, sizes_of, unusual_inputs
 from nantrap.incident import Trial
@@ -42,14 +51,14 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
             "measured",
             f"{name} is non-finite where the loop takes it over",
             (f"{case.location.entered[1]}; it was so before any operation of this round of the loop",),
-            help=f"correct what gives {name}, or leave such a value out",
+            help=f"fix the code that computes {name}, or leave such values out of the step",
         )
     seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
     if seen_first and (given := case.bad_model_inputs()):
         names = some_of(list(dict.fromkeys(name for name, _ in given)))
         return Claim(
             "hint",
-            f"the model's input already contains non-finite values: {names}",
+            f"the model's input already contains {kinds_of(tensor for _, tensor in given)}: {names}",
             tuple(f"{name} {describe(tensor)}" for name, tensor in given[:3]),
             help=_where_made(names, several=len(given) > 1),
         )
@@ -81,9 +90,10 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
         )
         return None
     names = some_of([in_words(each.name) for each in bad])
+    kinds = kinds_of(each.tensor for each in bad)
     what = {
-        "loader": "the input batch already contains non-finite values" + ("" if names == "batch" else f": {names}"),
-        "argument": f"the model's input already contains non-finite values: {names}",
+        "loader": f"the input batch already contains {kinds}" + ("" if names == "batch" else f": {names}"),
+        "argument": f"the model's input already contains {kinds}: {names}",
     }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {in_words(external.name)}")
     before = " before the forward pass" if given else ""
     return Claim(
