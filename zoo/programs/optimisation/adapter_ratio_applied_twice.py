@@ -45,10 +45,10 @@ def set_adapter_rates(optimizer):
 def build():
     torch.manual_seed(4)
     model = Ranker()
-    opt = torch.optim.SGD(lora_plus_groups(model, rate=2e-3))
+    opt = torch.optim.SGD(lora_plus_groups(model, rate=3e-4))
     set_adapter_rates(opt)
     g = torch.Generator().manual_seed(5)
     batches = [(torch.randn(24, 10, generator=g), torch.randn(24, generator=g)) for _ in range(4)]
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=lambda m, b: (m(b[0]) - b[1]).square().mean(), steps=14, autocast_dtype=None,
-                truth=dict(cause="lr_too_high", also=("exploding_gradient",), module="mid", phase="forward", op="aten.mm", first_bad_step=2,
-                           why="with the ratio applied once and a hundredth of the rate the run stays finite"))
+                truth=dict(cause="lr_too_high", also=("exploding_gradient",), module="loss", phase="forward", op="aten.pow", first_bad_step=2, line="(m(b[0]) - b[1]).square().mean()",
+                           why="with the ratio applied once the run stays finite"))
