@@ -10,6 +10,9 @@ TOOLS  := $(VENV)/.tools
 EXTRAS := torch,accelerate,lightning,transformers,remote,data,plot,watch,serve,completion,tensorboard
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
+# What `make bench` runs the tools on.
+ZOO    := data forward_maths backward_maths precision optimisation state platform controls held_back
+
 .PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench baseline baseline-compare docs outputs pictures tables fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
@@ -68,8 +71,12 @@ fuzz: $(TOOLS)
 	$(PIP) --group fuzz
 	$(BIN)/python tests/fuzzing.py build/fuzz -max_total_time=$(SECONDS)
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/overhead.py
+# Every tool of the zoo on every program, what a healthy step costs with it, and how the guard's cost grows; then the tables. Takes hours.
+bench: $(TOOLS)
+	for tool in $$($(BIN)/python -m zoo --list | cut -d' ' -f1); do \
+	  $(BIN)/python -m zoo --save --tool $$tool $(ZOO); $(BIN)/python -m zoo --save --cost --tool $$tool; done
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python -m zoo.tables
 
 # What nantrap says about every program of the zoo and about fixed inputs: `make baseline` on the code before a change,
 # `make baseline-compare` after it. Takes about half an hour on two cores.
@@ -97,6 +104,7 @@ pictures: $(STAMP)
 
 tables: $(STAMP)
 	$(BIN)/python systems/docs/pages.py --tables
+	$(BIN)/python -m zoo.tables
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

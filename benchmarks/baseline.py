@@ -87,10 +87,9 @@ def answer(task: tuple[Path, str]) -> tuple[str, Any]:
 
 def _run(path: Path, form: str) -> dict[str, Any]:
     """The incidents of a program, and how it ends."""
-    from explain import state_is_finite
-
     import nantrap
     from zoo.loading import batches, load, loss_function
+    from zoo.running import state_is_finite
 
     case = load(path)
     compute = loss_function(case)

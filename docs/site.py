@@ -51,6 +51,7 @@ _GUIDES = (
     "security",
     "compatibility",
     "benchmarks",
+    "zoo",
     "doctor-precision",
     "limits",
     "scale",

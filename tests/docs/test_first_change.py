@@ -67,9 +67,9 @@ def test_the_guard_names_the_cause_of_the_example(copy: Path) -> None:
 def test_the_benchmark_finds_the_program_and_the_answer_is_right(copy: Path) -> None:
     name = "poisson_lgamma_of_a_zero_count"
     lines = copy / "lines.jsonl"
-    _run(copy, "benchmarks/explain.py", name, "--lines", str(lines))
+    _run(copy, "-m", "zoo", "--tool", "nantrap_attempt", "--tool", "nantrap_two_lines", name, "--lines", str(lines))
     answers = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    assert [answer["form"] for answer in answers] == ["attempt", "two lines"]
+    assert [answer["tool"] for answer in answers] == ["nantrap_attempt", "nantrap_two_lines"]
     for answer in answers:
         assert answer["place"]
         assert answer["cause"]

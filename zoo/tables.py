@@ -1,0 +1,190 @@
+"""Writes the tables of `docs/benchmarks.md` and `zoo/README.md` from results on disk: python -m zoo.tables
+
+What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; nothing is measured and nothing is typed in.
+The results are those of `python -m zoo --save`, of `python -m zoo.outside`, of `benchmarks/growth.py` and of
+`benchmarks/record.py`; first measurements are those of `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from zoo.loading import MEASURE_ONLY, ZOO, manifest
+from zoo.results import RESULTS, read, tally_of
+from zoo.tools import tools
+
+PAGES = (ZOO.parent / "docs" / "benchmarks.md", ZOO / "README.md")
+BENCHMARKS = ZOO.parent / "benchmarks" / "results"
+FORMS = {"attempt": "nantrap_attempt", "two lines": "nantrap_two_lines", "run": "nantrap_run"}
+_HEADS = ("noticed", "right step", "place, as named", "place in full", "line", "cause", "false proofs", "false alarms",
+          "finite at the end", "usable at the end", "answer, median s")  # fmt: skip
+
+
+def results() -> list[dict[str, Any]]:
+    """Every stored result of a tool, nantrap first, then by how many failures were placed."""
+    found = [result for name in tools() if (result := read(name)) is not None and not name.endswith("_plain")]
+
+    def rank(result: dict[str, Any]) -> tuple[Any, ...]:
+        counts = tally_of(result).counts()
+        return (not result["tool"].startswith("nantrap"), -counts["place"], -counts["step"], -counts["found"])
+
+    return sorted(found, key=rank)
+
+
+def cells(counts: dict[str, Any]) -> list[str]:
+    """The figures of one tool over some programs."""
+    of = counts["programs"]
+    shares = [f"{counts[name]}/{of}" for name in ("found", "step", "place", "full_place")]
+    shares += [f"{counts['line']}/{counts['lines']}" if counts["lines"] else "", f"{counts['cause']}/{of}"]
+    shares += [str(counts["false_proofs"]), f"{counts['false_alarms']}/{counts['controls']}"]
+    shares += [f"{counts[name]}/{counts['ended']}" for name in ("finite_at_the_end", "usable_at_the_end")]
+    return [*shares, f"{counts['median_seconds']:.3f}" if "median_seconds" in counts else ""]
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *map(list, rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def all_programs() -> str:
+    """Each tool over every program that may be read."""
+    rows = [[result["about"], *cells(tally_of(result).counts())] for result in results()]
+    return f"{table(('tool', *_HEADS), rows)}\n\n{settings(results())}"
+
+
+def unseen() -> str:
+    """Each tool over the collections that no rule was written after."""
+    apart = [name for name, each in manifest()["collections"].items() if each.get("use") == MEASURE_ONLY]
+    read_later = [name for name, each in manifest()["collections"].items() if not each["seen"] and name not in apart]
+    parts = []
+    for name in [*apart, *read_later]:
+        rows = []
+        for result in results():
+            counts = result["measure_only"].get(name) if name in apart else tally_of(result, [name]).counts()
+            if counts and counts["programs"]:
+                rows.append([result["about"], *cells(counts)])
+        if rows:
+            parts.append(f"`{name}`:\n\n{table(('tool', *_HEADS), rows)}")
+    return "\n\n".join(parts)
+
+
+def first_and_now() -> str:
+    """nantrap on each collection: the first measurement, and now."""
+    heads = ("collection", "form", "cause, first", "cause, now", "place, first", "place, now", "false proofs, first",
+             "false proofs, now", "false alarms, first", "false alarms, now")  # fmt: skip
+    rows = []
+    for name, each in manifest()["collections"].items():
+        for form, tool in FORMS.items():
+            first = (each["first_measurement"] or {}).get(form, {})
+            result = read(tool)
+            now: dict[str, Any] = {}
+            if result is not None:
+                apart = each.get("use") == MEASURE_ONLY
+                now = result["measure_only"].get(name, {}) if apart else tally_of(result, [name]).counts()
+            if first or now.get("programs"):
+                both = (first, now if now.get("programs") or now.get("controls") else {})
+                shown = [_share(one, key, "programs") for key in ("cause", "full_place") for one in both]
+                shown += [str(one.get("false_proofs", "")) for one in both]
+                shown += [_share(one, "false_alarms", "controls") for one in both]
+                rows.append([f"`{name}`", form, *shown])
+    return table(heads, rows)
+
+
+def _share(counts: dict[str, Any], name: str, of: str) -> str:
+    value = counts.get(name, counts.get("place") if name == "full_place" else None)
+    return "" if value is None or of not in counts else f"{value}/{counts[of]}"
+
+
+def cost() -> str:
+    """What a healthy step costs with each tool."""
+    path = RESULTS / "cost_of_a_step.json"
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    models = list(next(iter(stored.values()))["models"]) if stored else []
+    rows = []
+    for name in sorted(stored, key=lambda each: stored[each]["models"][models[0]]["ratio"]):
+        found = stored[name]["models"]
+        rows.append([stored[name]["about"], *(_ratio(found[m], "") for m in models)])
+        rows[-1] += [" / ".join(f"{found[m]['control_ratio']:.2f}" for m in models)]
+    words = settings({"tool": name, **each} for name, each in stored.items())
+    return f"{table(('tool', *models, 'controls'), rows)}\n\n{words}"
+
+
+def _ratio(row: dict[str, float], prefix: str) -> str:
+    ratio, low, high = (row[f"{prefix}{name}"] for name in ("ratio", "low", "high"))
+    return f"{ratio:.2f} ({low:.2f} .. {high:.2f})"
+
+
+def outside() -> str:
+    """What was measured on public sets, with their commits."""
+    parts = []
+    for path in sorted(RESULTS.glob("outside_*.json")):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        where = f"`{stored['repository']}` at `{stored['commit'][:12]}`, {stored['date']}"
+        lines = [f"**{stored['set']}**, {where}. {stored['about']}"]
+        lines.append(table(stored["heads"], stored["rows"]))
+        lines.append(f"`{stored['command']}`")
+        parts.append("\n\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def settings(stored: Iterable[dict[str, Any]]) -> str:
+    """Dates, machines and versions of some results, and how to repeat them."""
+    stored = list(stored)
+    if not stored:
+        return "Nothing was measured yet."
+    dates = sorted({each["date"] for each in stored})
+    machines = sorted({f"{m['processor']}, {m['cores']} cores" for m in (each["machine"] for each in stored)})
+    loads = [each["machine"]["load"] for each in stored]
+    versions: dict[str, set[str]] = {}
+    for each in stored:
+        for package, version in each["versions"].items():
+            versions.setdefault(package, set()).add(version)
+    packages = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()))
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    load = f"load {min(loads):g} to {max(loads):g}"
+    commands = sorted({re.sub(r"--tool \S+", "--tool NAME", each["command"]) for each in stored})
+    return f"Measured {when} on {'; '.join(machines)} ({load}); {packages}. " + "; ".join(f"`{c}`" for c in commands)
+
+
+def recorded(name: str) -> str:
+    """What a benchmark printed when it was recorded."""
+    stored = json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8"))
+    return f"```text\n{stored['printed'].strip()}\n```\n\n{settings([stored])}"
+
+
+PARTS = {"tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside}
+
+
+def written(text: str) -> str:
+    """A page with the parts between its marks replaced."""
+
+    def replace(found: re.Match[str]) -> str:
+        name = found[2]
+        part = recorded(name.removeprefix("recorded ")) if name.startswith("recorded ") else PARTS[name]()
+        return f"{found[1]}\n{part}\n{found[3]}"
+
+    return re.sub(r"(<!-- begin ([\w ]+) -->)\n.*?(<!-- end \2 -->)", replace, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Write the pages, or with `--check` say whether they are as the results say."""
+    stale = 0
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = written(before)
+        stale += before != after
+        if "--check" not in sys.argv:
+            page.write_text(after, encoding="utf-8")
+    if "--check" in sys.argv and stale:
+        print("the tables are older than the results: run make tables")
+    return int(bool(stale)) if "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
