@@ -26,7 +26,10 @@ from zoo.tools import find_tool
 
 SECONDS = 120
 """How long one program may take, unless the tool has a limit of its own."""
-_OFTEN = ("torch", "numpy", "torch._dynamo", "torch.distributions", "transformers.modeling_utils")
+_OFTEN = (
+    "torch", "numpy", "torch._dynamo", "torch.distributions", "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto", "transformers.masking_utils", "zoo.tools",
+)  # fmt: skip
 """What most programs import; what is not installed is left out."""
 
 

@@ -1,10 +1,10 @@
-"""Loaded before each program of GRIST: its data, which would be downloaded, and a stand-in for its own search.
+"""Loaded before each program of an outside set: data that would be downloaded, and packages of the set's authors.
 
-The programs import `scripts.utils.torch_utils`. GRIST's own version moves the inputs along a gradient until the loss is
-not finite, writes a file and exits. The stand-in here moves them in the same direction and lets the program go on, so
-that the value reaches the backward pass and the update, where the program has them. GRIST_EXITS=1 makes it look at the
-loss and exit, as the original does. With GRIST_PLANT=F the input is multiplied by F in the first round: for programs
-whose search does not find a bad input in a short time.
+The marks of TrainCheck do nothing. The programs of GRIST import `scripts.utils.torch_utils`: GRIST's own version moves
+the inputs along a gradient until the loss is not finite, writes a file and exits. The stand-in here moves them in the
+same direction and lets the program go on, so that the value reaches the backward pass and the update, where the program
+has them. GRIST_EXITS=1 makes it look at the loss and exit, as the original does. With GRIST_PLANT=F the input is
+multiplied by F in the first round: for programs whose search does not find a bad input in a short time.
 """
 
 from __future__ import annotations
@@ -164,7 +164,16 @@ def publish_loss(module):
     module.RankCrossEntropyLossFGSM = Loss
 
 
+def marks(name):
+    """The marks that TrainCheck's authors put into a workload."""
+    module = Anything(name)
+    module.meta_vars = {}
+    return module
+
+
 MADE = {
+    "traincheck": marks,
+    "traincheck.instrumentor": marks,
     "sklearn.metrics.scorer": scorer,
     "scripts.utils.torch_utils": lambda name: torch_utils(),
     "torchvision": vision,
@@ -223,6 +232,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-if "GRIST_EXITS" in os.environ:
+if "ZOO_OUTSIDE" in os.environ:
     random.seed(0)
     sys.meta_path.insert(0, Finder())
