@@ -16,7 +16,7 @@ from zoo.outside.scripts import Said, run
 
 NAME = "GRIST"
 REPOSITORY = "github.com/Jacob-yen/GRIST"
-LIMIT = 120.0
+LIMIT = 300.0
 PROGRAMS = {
     4: ("test/nn/models/test_autoencoder_grist.py", "autoencoder.py:254"),
     5: ("tests/test_losses_grist.py", "rank_cross_entropy_loss.py:37"),
