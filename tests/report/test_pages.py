@@ -252,7 +252,7 @@ def test_the_page_of_a_run(tmp_path: Path) -> None:
         "4 steps not applied, 3 in a row at most.",
         "1 rollback, the last at step 42.",
         "1 of 3 rollbacks used",
-        "Cause 1, NT203: a verified fix, 3 of 4 incidents.",
+        "Cause 1, NT203: 3 of 4 incidents; a fix was verified at step 7.",
         "Loss terms",
         "Gradient norm",
         "clip 1",

@@ -364,9 +364,10 @@ def _first(groups: Sequence[IncidentGroup], skipped: int) -> tuple[str, str, str
     if not groups:
         return "Nothing to do.", "", ""
     best = next((group for group in groups if group.verified), groups[0])
-    how = "a verified fix" if best.verified else "a proven cause" if best.verdict.tone == "ok" else "not proven yet"
+    at = "" if best.folder_step is None else f" at step {best.folder_step:,}"
+    how = f"a fix was verified{at}" if best.verified else f"proven{at}" if best.verdict.tone == "ok" else "not proven yet"
     whole = counted(sum(len(group.steps) for group in groups), "incident")
-    text = f"Cause {best.number}, {best.code}: {how}, {len(best.steps):,} of {whole}."
+    text = f"Cause {best.number}, {best.code}: {len(best.steps):,} of {whole}; {how}."
     return text, best.place, best.folder
 
 
