@@ -365,7 +365,8 @@ def _first(groups: Sequence[IncidentGroup], skipped: int) -> tuple[str, str, str
         return "Nothing to do.", "", ""
     best = next((group for group in groups if group.verified), groups[0])
     at = "" if best.folder_step is None else f" at step {best.folder_step:,}"
-    how = f"a fix was verified{at}" if best.verified else f"proven{at}" if best.verdict.tone == "ok" else "not proven yet"
+    proven = f"proven{at}" if best.verdict.tone == "ok" else "not proven yet"
+    how = f"a fix was verified{at}" if best.verified else proven
     whole = counted(sum(len(group.steps) for group in groups), "incident")
     text = f"Cause {best.number}, {best.code}: {len(best.steps):,} of {whole}; {how}."
     return text, best.place, best.folder
