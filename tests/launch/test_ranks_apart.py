@@ -20,16 +20,23 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a fil
 def start(script: str, tmp_path: Path) -> tuple[list[int], list[str]]:
     """Both ranks under nantrap run: their exit codes and what they wrote to stderr."""
     command = [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run")]
-    ended = run_apart([*command, str(SCRIPTS / script), str(tmp_path)], {**ENVIRONMENT, "WORLD_SIZE": "2"})
+    return _results([*command, str(SCRIPTS / script), str(tmp_path)])
+
+
+def _results(command: list[str]) -> tuple[list[int], list[str]]:
+    ended = run_apart(command, {**ENVIRONMENT, "WORLD_SIZE": "2"})
     return [code for code, _ in ended], [words for _, words in ended]
 
 
-def test_an_error_of_the_transport_is_explained(tmp_path: Path) -> None:
-    codes, (said, _) = start("rank_raises.py", tmp_path)
+@pytest.mark.parametrize("form", ["run", "two_lines"])
+def test_an_error_of_the_transport_is_explained(tmp_path: Path, form: str) -> None:
+    two_lines = [sys.executable, str(SCRIPTS / "rank_raises.py"), str(tmp_path), "two_lines"]
+    codes, (said, died) = start("rank_raises.py", tmp_path) if form == "run" else _results(two_lines)
     assert codes == [1, 7]
     assert "RuntimeError" in said, "the script's own traceback stays"
-    assert "nantrap: rank 0 lost rank 1, which has died, ended with an error of its own, or took longer than" in said
-    assert f"{tmp_path / 'run'}/journal-r*.jsonl say what each rank did" in said
+    assert "nantrap: rank 0 lost rank 1, which has ended, has died, or took longer than" in said
+    assert said.count(f"{tmp_path / 'run'}/journal-r*.jsonl say what each rank did") == 1
+    assert "lost" not in died
 
 
 def test_an_error_of_another_kind_is_not(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from nantrap.incident import Incident
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import active_replays
 from nantrap.locate.replay.replay import compiled_frames
-from nantrap.locate.torch_private import drop_last_mode, leave_mode, leave_mode_soon, modes_running
+from nantrap.locate.torch_private import drop_last_mode, leave_mode, leave_mode_soon, makes_a_graph, modes_running
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.tape import Tape
 from nantrap.locate.variables.provenance import Way, way_here
@@ -60,7 +60,7 @@ class LiveTrace(Trace):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
-        aside = self.ended or self.aside or active_replays
+        aside = self.ended or self.aside or active_replays or makes_a_graph()
         if aside or len(self.ops) >= self._most or os.getpid() != self._process:
             if not aside and self._most == _MOST_BEFORE:
                 self.ended = True

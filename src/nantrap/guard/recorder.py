@@ -26,6 +26,7 @@ from nantrap.guard.messages import LONGEST_LINE
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
+from nantrap.guard.ranks.lost import lost_rank_in_words
 from nantrap.guard.watching.ranges import Ranges, outside_in_words
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.watching.watch import Watch
@@ -460,11 +461,14 @@ class Recorder:
     def close(self) -> None:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""
         self.note_interrupted()
+        if self.ended_by is None and (error := _ending_error()) is not None:
+            self.ended_by = type(error).__name__
+            if words := lost_rank_in_words(error, self.run_dir):
+                self.say(words)
         journal, self._journal = self._journal, None
         if journal is not None:
             end = {"step": self._progress.step, "kind": RUN_ENDS, "time": round(time.time(), 3)}
-            error = self.ended_by or _ending_error()
-            journal.append(end if error is None else {**end, "error": error})
+            journal.append(end if self.ended_by is None else {**end, "error": self.ended_by})
             journal.close()
         for listener in self._listeners:
             listener.close()
@@ -531,12 +535,12 @@ class Recorder:
         return {"also": dict(tally.causes), **guessed}
 
 
-def _ending_error() -> str | None:
-    """The class of the exception that ends the program now; `None` if none does."""
-    kind = sys.exc_info()[0]
-    if kind is None and not hasattr(sys, "ps1"):  # an error in a prompt or a notebook does not end the program
-        kind = getattr(sys, "last_type", None)
-    return None if kind is None or issubclass(kind, SystemExit) else kind.__name__
+def _ending_error() -> BaseException | None:
+    """The exception that ends the program now; `None` if none does."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # an error in a prompt or a notebook does not end the program
+        error = getattr(sys, "last_value", None)
+    return None if isinstance(error, SystemExit) else error
 
 
 def _short(incident: Incident) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.late import LateSteps
 from nantrap.guard.progress import Tally
+from nantrap.guard.ranks.lost import several_ranks
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.script_events import EventTable
 from nantrap.guard.session import Session, Setup
@@ -36,7 +37,7 @@ from nantrap.launch.inference import Inference
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loose_values import LooseValues, make_loose_loop, session_without_optimizer
 from nantrap.launch.position import ScriptNeighbours
-from nantrap.launch.replicas import Comparison, Replicas, several_ranks
+from nantrap.launch.replicas import Comparison, Replicas
 from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, owns_some
 from nantrap.launch.script_loop import ScriptDriver, ScriptLoop
 from nantrap.launch.settings import RunSettings

@@ -17,7 +17,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from nantrap.errors import RankLostError
 from nantrap.guard.state.protected import checksum
 from nantrap.guard.torch_private import default_store
 from nantrap.incident.wording import counted, some_of
@@ -42,26 +40,6 @@ which is ours. A group that ends meanwhile keeps the GIL and waits for that thre
 
 _PATIENCE = timedelta(seconds=5)
 """How long the first rank waits at its end for the checksums of ranks that are behind."""
-_TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup", "pair closure")
-"""One of these is in the text of an error by which a collective ends when another rank does not take part."""
-
-
-def lost_rank_in_words(error: BaseException, run_dir: Path | None) -> str:
-    """What it means that a collective of the script ended with this error; empty if none did.
-
-    The error of the transport names an address and a port. A rank that is gone has said why in its own output.
-    """
-    if not isinstance(error, RuntimeError) or isinstance(error, RankLostError) or not several_ranks():
-        return ""
-    if not isinstance(error, dist.DistError) and not any(name in str(error) for name in _TRANSPORTS):
-        return ""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    who = f"rank {1 - rank}" if size == 2 else "another rank"
-    where = "" if run_dir is None else f". The last lines of {run_dir}/journal-r*.jsonl say what each rank did"
-    return (
-        f"rank {rank} lost {who}, which has died, ended with an error of its own, or took longer than the process "
-        f"group's timeout{where}"
-    )
 
 
 class Replicas:
@@ -297,8 +275,3 @@ def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None], e
     if dist.is_available():
         patches.wrap(dist, "all_reduce", reduced, compiled="plain")
         patches.wrap(dist, "destroy_process_group", ended)
-
-
-def several_ranks() -> bool:
-    """Whether this process is one of several that train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

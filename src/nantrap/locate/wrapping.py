@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,9 +30,14 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def forward_code(module: nn.Module) -> CodeType | None:
+    """The code of a module's `forward`; `None` where it has none in Python, such as a TorchScript module."""
+    return getattr(getattr(type(module), "forward", None), "__code__", None)
+
+
 def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a module is called with, by the names in its `forward`."""
-    code = getattr(type(unwrap(module)).forward, "__code__", None)
+    code = forward_code(unwrap(module))
     names = () if code is None else code.co_varnames[1 : code.co_argcount]
     named = {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)}
     return {**named, **kwargs}

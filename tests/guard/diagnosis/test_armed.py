@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_running
 
@@ -340,3 +342,25 @@ def test_a_trace_ends_by_itself_when_the_loop_has_ended() -> None:
 def test_wrong_use(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="armed"):
         nantrap.Diagnosis(**wrong)
+
+
+@pytest.mark.parametrize("kind", ["export", "make_fx", "fake"])
+def test_a_program_that_makes_a_graph_of_a_model_is_left_alone(kind: str) -> None:
+    """What torch computes then has no values: reading them ended the program, without a Python error in `export`."""
+
+    def graph() -> None:
+        model, x = nn.Linear(3, 1), torch.randn(2, 3)
+        if kind == "export":
+            torch.export.export(model, (x,), strict=False)
+        elif kind == "make_fx":
+            make_fx(model)(x)
+        else:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model(torch.randn(2, 3))
+
+    def exports(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        graph()
+        return weighted(model, batch)
+
+    found, _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), loss_of=exports)
+    assert [(incident.step, incident.op) for incident in found] == [(1, "aten.reciprocal"), (4, "aten.reciprocal")]

@@ -1,4 +1,7 @@
-"""Two ranks train together; the second one ends with an error of its own before its sixth step."""
+"""Two ranks train together; the second one ends with an error of its own before its sixth step.
+
+With `two_lines` as the second argument the loop has a guard of its own.
+"""
 
 import datetime
 import os
@@ -8,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import nantrap
 
 torch.set_num_threads(1)
 dist.init_process_group(
@@ -20,10 +25,15 @@ dist.init_process_group(
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+guard = nantrap.Guard(model, optimizer, run_dir=f"{sys.argv[1]}/run") if "two_lines" in sys.argv else None
 for step in range(8):
     if step == 5 and dist.get_rank() == 1:
         os._exit(7)
     loss = model(torch.randn(8, 4)).square().mean()
+    if guard is not None:
+        guard.backward(loss)
+        guard.step()
+        continue
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

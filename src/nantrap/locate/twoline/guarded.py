@@ -174,7 +174,7 @@ class Guarded:
             self._keep_buffers(module)
             with self._fresh.resting():
                 return module(*args, **kwargs)
-        forward: Any = type(module).forward
+        forward: Any = getattr(type(module), "forward", None)  # none in a TorchScript module
         if module not in own or not isinstance(forward, types.FunctionType):
             raise NotRepeatable(f"a call of {type(module).__name__}")
         self._keep_buffers(module)  # a running average that the loss itself keeps

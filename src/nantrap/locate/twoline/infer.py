@@ -22,6 +22,7 @@ from nantrap.incident import Source
 from nantrap.locate.source import is_installed, is_user_code, qualified_name
 from nantrap.locate.torch_private import children_of
 from nantrap.locate.twoline.caller import Frame, callers, names_in
+from nantrap.locate.wrapping import forward_code
 
 _LEVELS = 3
 _MOST_FUNCTIONS = 64
@@ -207,11 +208,7 @@ class _Parts(NamedTuple):
 
     def name_of(self, code: types.CodeType) -> str | None:
         """The only part whose forward is this code."""
-        found = [
-            self.names[id(module)]
-            for module in self.by_attribute.values()
-            if getattr(type(module).forward, "__code__", None) is code
-        ]
+        found = [self.names[id(module)] for module in self.by_attribute.values() if forward_code(module) is code]
         return found[0] if len(found) == 1 else None
 
 
