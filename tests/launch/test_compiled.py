@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def training_step(*, compiled: bool) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)  # rounds differently when it is compiled
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -58,8 +58,8 @@ def train(*, bad: int | None = None, compiled: bool = True) -> tuple[int, int, n
 def compare(run_dir: str) -> None:
     """Prints the breaks and graphs of a plain and of a guarded run, and whether they ended alike.
 
-    The guard makes the update itself, uncompiled. torch 2.9 compiles it to one that rounds differently; then the
-    weights are those of the loop that is not compiled.
+    Where the guard finds no way to have the update compiled (older versions), the weights may be those of the loop that
+    is not compiled.
     """
     breaks, graphs, plain = train()
     *_, uncompiled = train(compiled=False)
@@ -69,7 +69,7 @@ def compare(run_dir: str) -> None:
         applied = loop.tally.applied
     alike = any(
         all(torch.equal(one, other) for one, other in zip(model.parameters(), guarded.parameters(), strict=True))
-        for model in (plain, uncompiled)
+        for model in ((plain,) if VERSION >= (2, 13) else (plain, uncompiled))
     )
     print(json.dumps([breaks, breaks_guarded, graphs, graphs_guarded, applied, alike]))
 

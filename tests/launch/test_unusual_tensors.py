@@ -66,6 +66,8 @@ def test_a_scripted_model_is_guarded(bad: int | None, settings: RunSettings) -> 
         train(model, inputs)
         (loop,) = attachment.registry
     assert loop.tally.incidents == (0 if bad is None else 1)
+    incident = loop.last_incident
+    assert incident is None or not any("failed with" in note for note in incident.notes), "it has no forward in Python"
     assert all(bool(t.isfinite().all()) for t in (*model.parameters(), *model.buffers()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,6 +111,28 @@ def _compiler_listens() -> Any:
 _COUNTS_REFERENCES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compiler_listens
 """Whether Dynamo examines every Python frame that begins now: its callback, or None."""
+
+
+def compiled_as_before(function: Any) -> Any:
+    """The function, compiled as the code is that called us, where a compiler was switched off for us; else as it is.
+
+    An optimizer that is compiled can round differently from one that is not.
+    """
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_name != "_fn" or not frame.f_code.co_filename.endswith("eval_frame.py"):
+        return function
+    callback = frame.f_locals.get("prior")
+    if not callable(callback):
+        return function
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(before)
+
+    return compiled
 
 
 def leave_uncompiled(function: Any) -> None:
