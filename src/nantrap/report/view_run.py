@@ -361,6 +361,7 @@ def _recovered(
 
 
 def _first(groups: Sequence[IncidentGroup], skipped: int) -> tuple[str, str, str]:
+    """Gives what to do first: a sentence, the place in the program, and the folder of the incident."""
     if not groups:
         return "Nothing to do.", "", ""
     best = next((group for group in groups if group.verified), groups[0])
