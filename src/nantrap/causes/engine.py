@@ -14,6 +14,7 @@ from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Fix, Trial
+from nantrap.incident.wording import NO_MEMORY, counted, is_out_of_memory
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import without_printed_warnings
 
@@ -43,17 +44,23 @@ def explain_case(case: Case, *, budget: Budget | None = None) -> Explanation:
     case.lab = Laboratory(case, budget=budget)
     causes: list[tuple[Cause, Claim]] = []
     notes: list[str] = []
+    not_examined = 0
     for slug, ask in RULES.items():
         try:
             claim = ask(case)
             if claim is not None:
                 causes.append((cause_of(case, slug, claim), claim))
         except Exception as error:
+            if is_out_of_memory(error):
+                not_examined += 1
+                continue
             last = traceback.extract_tb(error.__traceback__)[-1]
             said = (str(error).splitlines() or [""])[0][:_LONGEST_ERROR]  # some of torch's take pages
             notes.append(
                 f"the rule for {slug} failed: {type(error).__name__}: {said} ({last.name}, line {last.lineno})"
             )
+    if not_examined:
+        notes.append(f"{counted(not_examined, 'cause')} could not be examined: {NO_MEMORY}")
     notes += [*case.lab.notes, *case.lab.not_tried()]
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
         notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]

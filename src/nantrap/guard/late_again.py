@@ -38,6 +38,7 @@ from nantrap.guard.step import Scalars, decide_together, refuse_bad
 from nantrap.guard.torch_private import give_unscaling, take_unscaling
 from nantrap.guard.window import Micro, Reading, Window
 from nantrap.incident import Action, Finding
+from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate import Failure, RngState
 from nantrap.locate.replay.replay import autocast_like, called_again
 from nantrap.locate.twoline.caller import Frame, seen_from
@@ -227,7 +228,8 @@ def _again(session: Session, driver: Driver, launched: Launched, reading: Readin
             if window is None:
                 _model_alone(session, launched.window)
     except Exception as error:  # the step has failed already: what can be said of it must not depend on this
-        window, words = None, f"the step could not be run again for its diagnosis: {type(error).__name__}: {error}"
+        why = NO_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+        window, words = None, f"the step could not be run again for its diagnosis: {why}"
         protected.members.clear_gradients()
         protected.ledger.restore()
     if launched.together and ranks.talking:

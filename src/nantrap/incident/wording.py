@@ -15,6 +15,14 @@ _UNSAFE: Final = re.compile(
 )
 
 
+NO_MEMORY = "the device has too little free memory"
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether PyTorch could not allocate memory of a device; asked by name, because torch is not imported here."""
+    return type(error).__name__ == "OutOfMemoryError"
+
+
 def counted(number: int, noun: str, several: str = "") -> str:
     """`1 step`, `1,204 steps`; `several` is the plural of a noun that does not end in `s`."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"

@@ -232,8 +232,17 @@ class Failure:
         found = RngState.capture() if state is None else state.now()
         modes = [(module, module.training) for module in self.root.modules()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
-        _replays.append(self.step)
-        try:
+        with contextlib.ExitStack() as undo:  # the last one first, and each of them even if another one fails
+            undo.callback(_replays.pop)
+            _replays.append(self.step)
+            undo.callback(found.restore)
+            for module, training in modes:
+                undo.callback(setattr, module, "training", training)
+            for parameter, gradient in gradients:
+                undo.callback(setattr, parameter, "grad", gradient)
+            if self.restore_update is not None:
+                undo.callback(self.restore_update)
+            undo.callback(self.restore_buffers)
             self.restore_buffers()
             if self.restore_update is not None:
                 self.restore_update()
@@ -248,16 +257,6 @@ class Failure:
                 _as_found(self.root.modules(), self.parameters.values()),
             ):  # fmt: skip
                 yield
-        finally:
-            self.restore_buffers()
-            if self.restore_update is not None:
-                self.restore_update()
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            for module, training in modes:
-                module.training = training
-            found.restore()
-            _replays.pop()
 
 
 # ---- what the program must not notice of a replay

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate.batch import may_be_listed_image, tensors_of
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure, without_printed_warnings
@@ -55,6 +56,8 @@ def locate(failed: Failure, *, budget: Budget | None = None, samples: bool = Tru
             known, location = _locate(failed, budget or Budget(), samples=samples)
             return known, _with_entries(location, failed)
     except Exception as error:
+        if is_out_of_memory(error):
+            return failed, Location(phase=failed.symptom, notes=(f"locating was given up: {NO_MEMORY}",))
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = (str(error).splitlines() or [""])[0][:_LONGEST_ERROR]  # some of torch's take pages
         note = f"locating failed with {type(error).__name__}: {said} ({last.name}, line {last.lineno})"

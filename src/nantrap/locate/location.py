@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from nantrap.finite import any_nonfinite, bad_places, first_nonfinite_index, readable, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
+from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate.batch import samples_in, tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import compiled_code_ran
@@ -116,7 +117,9 @@ def _notes_on(replay: Replay) -> Iterator[str]:
     held = captured_bytes(replay.trace)
     if held > _MUCH_BYTES:
         yield f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step"
-    if replay.error is not None:
+    if is_out_of_memory(replay.error):
+        yield f"the replay was given up: {NO_MEMORY}"
+    elif replay.error is not None:
         said = "".join(f": {line}" for line in str(replay.error).splitlines()[:1])  # some errors say nothing
         yield f"the replay ended with {type(replay.error).__name__}{said}"
     elif replay.origin is None and not replay.failed:

@@ -14,6 +14,7 @@ when the step has ended: `Diagnosed.finish`.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from nantrap.guard.session import Session
 from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
+from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
 from nantrap.locate.location import location_of
@@ -61,10 +63,12 @@ class Explored(NamedTuple):
     Attributes:
         diagnosed: the incident so far.
         needs_all: the step can only be run again, or more can only be tried, by all ranks together.
+        ran: something was run again.
     """
 
     diagnosed: Diagnosed
     needs_all: bool = False
+    ran: bool = False
 
 
 def diagnose(session: Session, observation: Observation) -> Diagnosed:
@@ -85,6 +89,8 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
             diagnosed = settle_with_ranks(session, observation, found)
         else:
             diagnosed = settle_alone(session, observation, found, here=here)
+    if found.ran and any(not parameter.is_cpu for parameter in session.protected.members.parameters):
+        gc.collect()  # tensors in cycles (graphs, exceptions) would keep memory that the next step needs
     session.earlier.took += clock() - began
     session.recorder.end_diagnosis()
     return diagnosed
@@ -145,7 +151,7 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
         failure = failure_of(session, observation)
         before = earlier.incidents.get(signature, []) if repeated else []
         if twin := find_twin(session, failure, seen.incident, before, budget):
-            return Explored(seen.with_incident(like_twin(session, observation, seen.incident, twin, budget)))
+            return Explored(seen.with_incident(like_twin(session, observation, seen.incident, twin, budget)), ran=True)
         failure, location = locate(failure, budget=budget)
         if observation.micros:
             began = among_micros(session, Began(observation, failure, location, seen), budget)
@@ -155,9 +161,9 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
         diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
     except Exception as error:  # a diagnosis is worth less than the run
-        return Explored(_failed(diagnosed, error))
+        return Explored(_failed(diagnosed, error), ran=True)
     if alone.met_collective:  # the loss gathers something from all ranks
-        return Explored(replace(diagnosed, incident=seen.incident, material=None, notes=()), needs_all=True)
+        return Explored(replace(diagnosed, incident=seen.incident, material=None, notes=()), needs_all=True, ran=True)
     earlier.remember(signature, diagnosed.incident)
     repeatable = failure.repeatable and given_bad(location) is None  # what was bad before is not made again
     if words := session.armed.consider(diagnosed.incident, budget, repeatable=repeatable):
@@ -167,12 +173,15 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
         session.setup.neighbours.remember_incident(observation.micro, diagnosed.incident)
     causes = diagnosed.incident.causes
     proven = bool(causes) and causes[0].proven
-    return Explored(diagnosed, needs_all=wants_others and not proven and observation.agreed and session.ranks.talking)
+    needs_all = wants_others and not proven and observation.agreed and session.ranks.talking
+    return Explored(diagnosed, needs_all, ran=True)
 
 
 def _failed(diagnosed: Diagnosed, error: Exception) -> Diagnosed:
     """What was found until the diagnosis itself failed."""
     note = f"the diagnosis failed with {type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        note = f"the diagnosis was given up: {NO_MEMORY}"
     return diagnosed.with_incident(replace(diagnosed.incident, notes=(*diagnosed.incident.notes, note)))
 
 
