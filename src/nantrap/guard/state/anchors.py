@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nantrap import finite
 from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.room import has_room
 from nantrap.guard.state.rows import LedgerRow, Writer, copy_rows, put_back
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
@@ -140,8 +142,8 @@ class Anchors:
             self._ring_due = step + self._every
             self._take(step)
         elif self._near is None:
-            self._near = self.capture(step)
-        else:
+            self._near = self._captured(step)
+        elif self._can_fill(self._near):
             self._fill(self._near, step)
         self.due = min(self._ring_due, step + _NEAR_STEPS) if self._size > 1 else self._ring_due
 
@@ -206,14 +208,30 @@ class Anchors:
         if size > self._limit_bytes:
             return
         self._size = 2 if size <= _TWO_BELOW_BYTES else 1
-        if len(self._ring) >= self._size:
+        anchor = self._captured(step) if len(self._ring) < self._size else None
+        if anchor is None:
+            if not self._ring or not self._can_fill(self._ring[0]):
+                self._size = min(self._size, len(self._ring))
+                return
             anchor = self._ring.popleft()
             self._fill(anchor, step)
-        else:
-            anchor = self.capture(step)
         self._ring.append(anchor)
         while self.attempts and self.attempts[0].step < self._ring[0].step:
             self._attempt_bytes -= self.attempts.popleft().nbytes
+
+    def _captured(self, step: int) -> Anchor | None:
+        """One more copy of the state, if its device has room for it beside what the run needs."""
+        if not has_room(self._parameters[0].device, state_bytes(self._parameters, self._optimizer), known=step > 0):
+            return None
+        try:
+            return self.capture(step)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _can_fill(self, anchor: Anchor) -> bool:
+        """Whether an anchor can be overwritten: one from before the optimizer had its state needs more memory."""
+        more = state_bytes(self._parameters, self._optimizer) - anchor.snapshot.nbytes
+        return more <= 0 or has_room(self._parameters[0].device, more)
 
     def _find_others(self) -> list[nn.Parameter]:
         """The parameters of the modules that are not the optimizer's: averages, and those of other optimizers."""

@@ -21,6 +21,7 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
 from nantrap.guard.state.ledger import Ledger
 from nantrap.guard.state.members import Members, Shards, name_beside, optimizer_tensors, reached_through_data
+from nantrap.guard.state.room import has_room
 from nantrap.guard.state.shared_memory import in_shared_memory, with_own_copies
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
@@ -209,7 +210,8 @@ class Protected:
             anchored: an anchor is kept, from which the steps can be made again.
         """
         kept, limits = self._snapshot, self._policy.rollback
-        if self.first is None and kept and not anchored and kept.nbytes <= limits.anchor_bytes:
+        wanted = self.first is None and kept and not anchored and kept.nbytes <= limits.anchor_bytes
+        if wanted and has_room(self.members.parameters[0].device, 0):
             self.first, self._snapshot = kept, None
         elif limits.undo == "auto" and self._certificate is not None:
             self._snapshot = None
