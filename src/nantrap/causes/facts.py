@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
     from nantrap.locate.replay.samples import Samples
 
-EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
+BESSEL = ("i0", "i1", "special_i0", "special_i1")
+"""The modified Bessel functions of the first kind. PyTorch computes them with exp(|x|)."""
+EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh", *BESSEL)
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
 """What optimizers of PyTorch call their memory of squared gradients."""
 USUAL_EPS = 1e-5

@@ -58,7 +58,8 @@ def family_of(node: str) -> tuple[str, tuple[str, str, str]]:
     name = found.group(1) if (found := _NODE.fullmatch(node)) else ""
     if name in SINGULAR:
         return name, SINGULAR[name]
-    return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
+    call = "a * b" if name == "Mul" else node.removesuffix("Backward0") or "the operation"
+    return "", ("sqrt", call, "a form that is safe on both branches")
 
 
 def node_of(op: Op) -> str:

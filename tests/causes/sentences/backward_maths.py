@@ -107,6 +107,19 @@ PROGRAMS: dict[str, str] = {
             z = model(x)
             return torch.where(z > 0, z.sqrt(), torch.zeros_like(z)).mean()
     """,
+    "a product of p and log p under a mask": """
+        model = nn.Linear(4, 3, bias=False)
+        kept = torch.ones(6)
+        def loss_fn(x):
+            p = (model(x) * (2000.0 if x is batches[2] else 1.0)).softmax(-1)
+            return (torch.xlogy(p, p).sum(-1) * kept).mean()
+    """,
+    "a selected entry whose gradient is 0": """
+        model = nn.Linear(4, 3, bias=False)
+        batches[2][1] = 0.0
+        pairs = torch.tensor([0, 1, 2])
+        def loss_fn(x): return (1 - model(x).square().log()[pairs].exp()).square().mean()
+    """,
     "a weight of 0 after a where that selects all": """
         model = nn.Linear(4, 3, bias=False)
         batches = [(x, torch.ones(6)) for x in batches]
@@ -394,6 +407,15 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a weight of 0 after a where that selects all", "where after log"): ("and so it is where it leaves MulBackward0",),
     ("where after log", "a weight of 0 after a where that selects all"): (
         "and so it is where it leaves WhereBackward0",
+    ),
+    ("a weight of 0 after a where that selects all", "a product of p and log p under a mask"): (
+        "and so it is where it leaves MulBackward0",
+    ),
+    ("a product of p and log p under a mask", "where after log"): (
+        "the derivative of x log y is infinite at exactly zero",
+    ),
+    ("a diagonal that an index leaves out", "a selected entry whose gradient is 0"): (
+        "and so it is where it leaves IndexBackward0: they were not selected",
     ),
     ("a diagonal that an index leaves out", "a weight of 0 after a where that selects all"): (
         "and so it is where it leaves IndexBackward0: they were not selected",

@@ -46,6 +46,35 @@ PROGRAMS: dict[str, str] = {
         batches[3][:3] = torch.tensor([[4.0], [5.0], [6.0]])
         def loss_fn(x): return (1.5 + model(x)).pow(-0.5).mean()
     """,
+    "a power of a prediction beyond its range": """
+        class Front(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(2, 1)
+                nn.init.constant_(self.body.weight, 0.01), nn.init.constant_(self.body.bias, 1.0)
+            def forward(self, x): return self.body(x) - 0.5 * x[:, :1]
+        model = Front()
+        batches = [torch.rand(8, 2, generator=draw) * (3.0 if i == 3 else 0.8) for i in range(4)]
+        def loss_fn(x): return (model(x) ** 1.2).mean()
+    """,
+    "a score of -Inf for padding": """
+        model = nn.Linear(4, 3)
+        batches = [(x, torch.randn(6, 3, generator=draw).log_softmax(-1), torch.ones(6, 1)) for x in batches]
+        batches[2][1][3:], batches[2][2][3:] = -inf, 0.0
+        def loss_fn(batch):
+            x, teacher, mask = batch
+            student = model(x).log_softmax(-1)
+            cost = torch.nan_to_num(student.exp() * (student - teacher), posinf=0.0)
+            return (cost.sum(-1, keepdim=True) * mask).sum()
+    """,
+    "a mask of -Inf that is cleaned afterwards": """
+        batches = [(x, torch.zeros(6, 3), torch.ones(6, 1)) for x in batches]
+        batches[2][1][3:], batches[2][2][3:] = -inf, 0.0
+        def loss_fn(batch):
+            x, scores, mask = batch
+            student = model(x).log_softmax(-1)
+            return (torch.nan_to_num(student.exp() * (student - scores), posinf=0.0).sum(-1, keepdim=True) * mask).sum()
+    """,
     "a power of shares that are none": """
         batches = [(x, torch.rand(6, generator=draw) * 0.9) for x in batches]
         batches[3][1][:3] = torch.tensor([4.0, 5.0, 6.0])
@@ -312,6 +341,14 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a nan target that is replaced by the prediction", "targets that are missing by design, and nanmean"): (
         "the input batch already contains NaN: batch[1]",
     ),
+    ("a score of -Inf for padding", "a mask of -Inf that is cleaned afterwards"): (
+        "Inf values of batch[1] that the loss leaves out put NaN into the gradient: the mask comes after the",
+        "a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · Inf = NaN",
+    ),
+    ("a mask of -Inf that is cleaned afterwards", "a score of -Inf for padding"): (
+        "the branch of a * b that was not selected",
+        "a * torch.where(ok, b, 1.0), then torch.where on the result",
+    ),
     ("nan in the batch", "exp of one sample"): (
         "without that sample the step is finite",
         "the batch without sample 1: finite",
@@ -480,6 +517,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a power of shares that are none", "a power of what the model makes of large inputs"): (
         "to 6, and the loss is written for shares from 0 to 1",
     ),
+    ("a power of shares that are none", "a power of a prediction beyond its range"): (
+        "and the loss is written for shares from 0 to 1",
+    ),
+    ("a power of a prediction beyond its range", "a power of shares that are none"): ("pow was given -0",),
     ("a power of what the model makes of large inputs", "a power of shares that are none"): ("pow was given -1.49",),
     ("masks of 255", "counts up to 5, and a likelihood below zero"): ("with targets in [0, 1] is never negative",),
     ("a mask that selects nothing", "a blank image over its sum"): ("a quotient over a count of zero",),

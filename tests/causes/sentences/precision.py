@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "a bound of 1 - 1e-6 in bfloat16": """
+        batches[2] *= 1e3
+        def loss_fn(x):
+            p = model(x).bfloat16().sigmoid()
+            free = torch.log1p(-p.clamp(max=1.0 - 1e-6))
+            covered = free.new_zeros(6, 3).index_add(0, torch.arange(3), free[:3])
+            return F.mse_loss((1 - covered.exp()).float(), torch.zeros(6, 3))
+    """,
     "an eps of 1e-8 in half": """
         model = nn.Linear(4, 3).half()
         batches = [x.half() for x in batches]
@@ -278,6 +286,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the same step in float32 is finite",
         "every operation in float32: finite",
     ),
+    ("a bound of 1 - 1e-6 in bfloat16", "a root with an eps of 1e-8 in half"): (
+        "a bound of 0.999999 has no effect in bfloat16: the slope of aten.log1p is infinite",
+        "0.999999 is 1 in bfloat16, so nothing keeps the argument of aten.log1p from -1",
+    ),
+    ("a root with an eps of 1e-8 in half", "a bound of 1 - 1e-6 in bfloat16"): ("an epsilon of 1e-08 has no",),
     ("a root with an eps of 1e-8 in half", "a root with an eps of 1e-3 in half"): (
         "an epsilon of 1e-08 has no effect in float16",
         "so nothing keeps the argument of aten.sqrt from 0",

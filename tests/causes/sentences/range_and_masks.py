@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "a Bessel function of a large number": """
+        batches[2] *= 1e3
+        def loss_fn(x): return torch.special.i0(model(x)).log().mean()
+    """,
+    "an exp of a large number": """
+        batches[2] *= 1e3
+        def loss_fn(x): return (model(x).exp() + 1).reciprocal().log().mean() + model(x).exp().mean()
+    """,
+    "a cast to e5m2 beyond its end": """
+        batches[2] *= 1e6
+        def loss_fn(x):
+            h = model(x)
+            narrow = h.detach().to(torch.float8_e5m2).float()
+            return (h + (narrow - h.detach())).tanh().mean() + narrow.square().mean()
+    """,
     "a row that a custom function leaves NaN": """
         class Mean(torch.autograd.Function):
             @staticmethod
@@ -222,6 +237,16 @@ PROGRAMS: dict[str, str] = {
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a Bessel function of a large number", "an exp of a large number"): (
+        "aten.i0 was given ",
+        "i0e(x), which is i0(x) · exp(-|x|): log i0(x) = log i0e(x) + |x|",
+    ),
+    ("an exp of a large number", "a Bessel function of a large number"): ("stay in log space with logsumexp",),
+    ("a cast to e5m2 beyond its end", "an exp of a large number"): (
+        "exceeded the range of float8_e5m2: ",
+        "float8_e5m2 ends at 57344",
+        ".clamp(-57344, 57344) before the cast",
+    ),
     ("exp overflows", "cosh overflows"): (
         "aten.exp was given",
         "in float32 it overflows above 88.72",

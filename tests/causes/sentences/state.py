@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "a ring that is read beyond its fill": """
+        ring = torch.full((20, 4), nan)
+        ring[:12] = torch.randn(12, 4, generator=draw)
+        batches = [[0, 3, 7], [1, 11, 2], [4, 15, 5]]
+        def loss_fn(draws): return model(ring[draws]).square().mean()
+    """,
+    "a table with holes that is read": """
+        table = torch.randn(20, 4, generator=draw)
+        table[3, 1], table[7, 2], table[15, 0] = nan, nan, nan
+        batches = [[0, 4, 8], [1, 11, 2], [4, 15, 5]]
+        def loss_fn(draws): return model(table[draws]).square().mean()
+    """,
     "a damaged file read in the step": """
         saved = copy.deepcopy(model.state_dict())
         saved["weight"][1, 2] = nan
@@ -237,6 +249,11 @@ PROGRAMS: dict[str, str] = {
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a ring that is read beyond its fill", "a table with holes that is read"): (
+        "was read where it looks as if nothing had been written to it",
+        ", in rows 12 to 19 of 20: as torch.empty may leave them",
+        "draw only indices of what was written (its size so far, not its capacity)",
+    ),
     ("a damaged file read in the step", "weights bad from the start"): (
         "load_state_dict wrote the model",
         "inside this step",

@@ -27,4 +27,4 @@ def build():
     series[2][0, 3, 1] = float("nan")
     batches = [{"X": torch.nan_to_num(s), "y": s, "observed": (~s.isnan()).float()} for s in series]
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=lambda m, b: masked_mse(m(b["X"]), b["y"], b["observed"]), steps=4, autocast_dtype=None,
-                truth=dict(cause="bad_input_data", module="data", phase="data", op="data", first_bad_step=2, bad_path="y", sample=0))
+                truth=dict(cause="bad_input_data", also=["where_unselected_branch"], module="data", phase="data", op="data", first_bad_step=2, bad_path="y", sample=0))

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import EXPONENTIALS, absmax, all_finite, among_samples, limit, listed
+from nantrap.causes.facts import BESSEL, EXPONENTIALS, absmax, all_finite, among_samples, limit, listed
 from nantrap.causes.rounds import Rounds, growing_rounds
 from nantrap.thresholds import is_large
 
@@ -32,10 +32,11 @@ def exp_overflow(case: Case) -> Claim | None:
     if case.op not in EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
         return None
     x = case.inputs[0]
-    top = absmax(x) if case.op in ("cosh", "sinh") else float(x.max())
+    top = absmax(x) if case.op in ("cosh", "sinh", *BESSEL) else float(x.max())
     bound = math.log(limit(case.output)) / (math.log(2) if case.op == "exp2" else 1.0)
     bound += math.log(2) if case.op in ("cosh", "sinh") else 0.0  # (e^x + e^-x) / 2
-    facts = [f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}"]
+    ends = "" if case.op in BESSEL and case.half else f"; in {case.dtype} it overflows above {bound:.4g}"
+    facts = [f"{case.location.op} was given {top:.4g}{ends}"]
     samples = case.location.samples
     reach = among_samples(~case.output.isfinite(), samples)
     if reach and samples.rest_is_finite:
@@ -50,12 +51,18 @@ def exp_overflow(case: Case) -> Claim | None:
         trial=trial,
         shows=f"with {trial.change} the step is finite" if trial is not None else "",
         remedies=remedies,
-        help="stay in log space with logsumexp" if trial is None or trial.name != "log_space" else "",
+        help=""
+        if case.op in BESSEL or (trial is not None and trial.name == "log_space")
+        else "stay in log space with logsumexp",
     )
 
 
 def _bounded_or_in_log_space(case: Case) -> tuple[Trial | None, tuple[Remedy, ...]]:
     """Log space where a logarithm follows, else a bound on the argument; the last trial, and what was tried."""
+    if case.op in BESSEL:
+        name = case.op.removeprefix("special_")
+        scaled = f"{name}e(x), which is {name}(x) · exp(-|x|): log {name}(x) = log {name}e(x) + |x|"
+        return None, (Remedy(f"torch.special.{scaled}"),)
     if case.failure.repeatable and case.feeds_a_logarithm and (trial := case.lab.in_log_space()).finite:
         return trial, (Remedy(trial.change, trial),)
     bounded = case.try_replacement("exp")

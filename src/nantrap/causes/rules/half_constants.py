@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.case import HALF
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import absmax, limit, rounded, share
 from nantrap.causes.rules.domains import log_space_remedies
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 _PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "einsum", "embedding", "scaled_dot", "native_")
 _FILLS = frozenset(("masked_fill", "where", "full", "full_like", "fill", "triu", "tril", "mul", "rsub", "scatter"))
-_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Log2", "Log10", "Div", "Reciprocal", "LinalgVectorNorm")
+_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Log2", "Log10", "Log1P", "Div", "Reciprocal", "LinalgVectorNorm")
 _MOST_BEFORE = 30
-_GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
+_GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.clamp_max", "aten.maximum", "aten.sub", "aten.rsub")
 _ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow")
+_BOUND = 0.5
+"""A constant above this is next to 1: a bound, not an epsilon."""
 _END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
 """Infinite at both ends of their domain."""
 
@@ -119,7 +122,8 @@ def _remedies(case: Case, forward: Op | None = None) -> tuple[Remedy, ...]:
 
 
 def _swallowed_before_the_slope(case: Case) -> Claim | None:
-    """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
+    """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite. `log1p(-p.clamp(max=1 - 1e-6))` in
+    bfloat16: what makes the value harmless does not make the slope so."""
     if case.capture is None or case.trace is None or family_of(case.node)[0] not in _SLOPES:
         return None
     forward = case.trace.op_of_node(case.capture.op.sequence)
@@ -130,12 +134,15 @@ def _swallowed_before_the_slope(case: Case) -> Claim | None:
     if trial.finite is False:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
+    pole = "-1" if forward.name == "aten.log1p" else "0"
+    dtype = str(forward.dtype)
+    nearest = _nearest(constant, dtype)
     return Claim(
         "tried",
-        f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
+        f"{_what(constant)} of {constant:g} has no effect in {dtype}: the slope of {forward.name} is infinite",
         (
-            f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0",
-            f"{case.node}: its derivative is infinite at exactly 0",
+            f"{constant:g} is {nearest:g} in {dtype}, so nothing keeps the argument of {forward.name} from {pole}",
+            f"{case.node}: its derivative is infinite at exactly {pole}",
         ),
         trial=trial,
         shows="the same step in float32 is finite",
@@ -144,16 +151,27 @@ def _swallowed_before_the_slope(case: Case) -> Claim | None:
 
 
 def _swallowed(case: Case, op: Op, argument: int) -> float | None:
-    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it was used
-    in."""
-    import torch
-
+    """The constant that was to keep an argument from a pole (added, or a bound) and that rounds to 0, or as a bound to
+    1 or -1, in the dtype it was used in."""
     for behind in case.source_ops(op, argument)[:3]:
-        if behind.name.rstrip("_") in _GUARDS and behind.dtype in ("float16", "bfloat16"):
+        if behind.name.rstrip("_") in _GUARDS and behind.dtype in HALF:
             for number in behind.scalars:
-                if number and float(torch.tensor(number, dtype=getattr(torch, behind.dtype))) == 0.0:
+                nearest = _nearest(number, str(behind.dtype))
+                if number != nearest and (nearest == 0.0 or (abs(nearest) == 1.0 and "clamp" in behind.name)):
                     return number
     return None
+
+
+def _nearest(number: float, dtype: str) -> float:
+    """What a number becomes in a dtype."""
+    import torch
+
+    return float(torch.tensor(number, dtype=getattr(torch, dtype)))
+
+
+def _what(constant: float) -> str:
+    """What a constant that was rounded away was to be."""
+    return "an epsilon" if abs(constant) < _BOUND else "a bound"
 
 
 def _negative_exponent(case: Case) -> bool:

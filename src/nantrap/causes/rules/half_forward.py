@@ -24,6 +24,9 @@ _REDUCING_LOSSES = (
 )  # fmt: skip
 
 
+_FLOAT8 = "float8"
+
+
 @rule("fp16_loss_overflow")
 def fp16_loss_overflow(case: Case) -> Claim | None:
     """The loss was reduced in half precision and overflowed."""
@@ -55,8 +58,12 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
 
 @rule("fp16_forward_overflow")
 def fp16_forward_overflow(case: Case) -> Claim | None:
-    """An activation exceeded the range of float16."""
-    if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
+    """An activation exceeded the range of float16, or of a format of one byte."""
+    if case.phase != "forward" or case.capture is None:
+        return None
+    if case.dtype.startswith(_FLOAT8):
+        return _float8_overflow(case)
+    if case.dtype != "float16" or case.made != "inf":
         return None
     if case.wrong_kernel is not None:
         return None  # a kernel gave other values than its plain form, and these reached the limit
@@ -84,6 +91,23 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
         shows="the same step in float32 is finite",
         remedies=in_float32(case, case.capture.op),
         help="train in bfloat16",
+    )
+
+
+def _float8_overflow(case: Case) -> Claim | None:
+    """A cast to a format of one byte: e5m2 has an Inf beyond its range, e4m3fn a NaN."""
+    import torch
+
+    end = torch.finfo(getattr(torch, case.dtype)).max
+    wide = recomputed(case, "float32")
+    if wide is None or not bool(wide.isfinite().all()) or absmax(wide) <= end:
+        return None
+    return Claim(
+        "measured",
+        f"{_what(case)} exceeded the range of {case.dtype}: {absmax(wide):.5g} > {end:g}",
+        (f"the float32 value that {case.location.op} was given is {absmax(wide):.5g}; {case.dtype} ends at {end:g}",),
+        help=f"a scale from the values that are cast, not from earlier steps, or .clamp(-{end:g}, {end:g}) before the "
+        "cast",
     )
 
 

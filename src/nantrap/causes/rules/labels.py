@@ -63,6 +63,8 @@ def _outside_the_domain(case: Case) -> Claim | None:
             continue
         if not case.trace.reads_directly(case.capture.op, tensor):  # what only the model reads is no label
             continue
+        if not integer_valued(tensor) and case.trace.is_given_to_a_layer(tensor):  # an input, a coordinate
+            continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
         flags = integer_valued(tensor) and outside.numel() <= 2
         suspect = _are_flags_but_a_few(tensor, outside) if flags else _are_shares_but_a_few(case, path, tensor, outside)

@@ -38,7 +38,9 @@ def uninitialised_memory(case: Case) -> Claim | None:
             (f"the result of {case.location.op} was read while it still held what was in memory",),
             help="torch.zeros instead of torch.empty, or fill it before it is read",
         )
-    external = case.external
+    external, held = case.external, case.location.constant
+    if external is None and held is not None and not case.location.entered and _looks_unfilled(case, held[1]):
+        return _rows_of_a_store(*held)
     if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
     untouched = _never_written(external.tensor) or _is_beside_unfilled(case, external.tensor)
@@ -57,6 +59,19 @@ def uninitialised_memory(case: Case) -> Claim | None:
         ),
         help=f"initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of load_state_dict for "
         f"{external.name}",
+    )
+
+
+def _rows_of_a_store(name: str, tensor: Tensor) -> Claim:
+    """A tensor that only the program knows (a ring of earlier steps), read where nothing may have been written."""
+    from nantrap.finite import bad_places
+
+    called = name or "a tensor that the program holds"
+    return Claim(
+        "hint",
+        f"{called} was read where it looks as if nothing had been written to it",
+        (f"{name or 'it'} {describe(tensor)}, {rows_in_words(bad_places(tensor))}: as torch.empty may leave them",),
+        help="draw only indices of what was written (its size so far, not its capacity), or make it with torch.zeros",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nantrap.causes.case import Case
     from nantrap.incident import Trial
-    from nantrap.locate.trace import External, Op
+    from nantrap.locate.trace import Capture, External, Op
 
 _SELECTING = (
     "Where",
@@ -47,6 +47,8 @@ _MASKS = (
     "eye", "tril",
     "triu", "ones", "zeros", "ones_like", "zeros_like", "one_hot", "full", "bernoulli",
 )  # fmt: skip
+_FINITE_AT_ZERO = ("Xlogy", "SpecialEntr")
+"""Logarithms times their argument: 0 at 0, where only the slope is infinite."""
 _FILLS = ("zeros", "zeros_like", "new_zeros", "full", "full_like", "scalar_tensor", "ones", "ones_like")
 
 
@@ -117,12 +119,14 @@ def _reaches_the_end(case: Case) -> bool:
 
 
 def _marks_missing(case: Case, external: External) -> bool:
-    """Whether a tensor of the batch may mark values as missing: it holds NaN and no Inf, and is not what a layer of the
-    model is given."""
+    """Whether a tensor of the batch may mark values as missing: by NaN, or by Inf where the loss is finite (a score of
+    -Inf for padding), and it is not what a layer of the model is given."""
     from nantrap.finite import readable
 
     trace, first, values = case.trace, external.first_reader, readable(external.tensor)
-    if trace is None or first is None or values is None or bool(values.isinf().any()):
+    if trace is None or first is None or values is None:
+        return False
+    if bool(values.isinf().any()) and not math.isfinite(case.failure.loss_value):
         return False
     return not trace.reads_parameter(trace.ops[first])
 
@@ -141,15 +145,16 @@ def made_in_forward(case: Case) -> Op | None:
 def _data_left_out(case: Case, external: External) -> Claim:
     """The batch marks values as missing, and the mask comes after the arithmetic."""
     name, ends = in_words(external.name), math.isfinite(case.failure.loss_value)
+    value = "NaN" if bool(external.tensor.isnan().any()) else "Inf"
     into = "the gradient" if ends else "the loss"
     brings = (
-        "the loss is finite; a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · NaN = NaN"
+        f"the loss is finite; a gradient of exactly 0 is multiplied by them in the backward pass, and 0 · {value} = NaN"
         if ends
         else "a mask that is multiplied afterwards does not remove them: 0 · NaN = NaN"
     )
     return Claim(
         "measured",
-        f"NaN values of {name} that the loss leaves out put NaN into {into}: the mask comes after the arithmetic",
+        f"{value} values of {name} that the loss leaves out put NaN into {into}: the mask comes after the arithmetic",
         (f"{name} {describe(external.tensor)} before the forward pass", _SAME_LOSS, brings),
         help=f"make the mask first, and fill the places before anything is computed: "
         f"ok = {name}.isfinite(), then torch.where(ok, {name}, 0.0) in the place of {name}",
@@ -197,7 +202,7 @@ def value_pole(case: Case) -> str:
     """`a / b`: the call whose slope is infinite at 0, if its value is not finite there either; else empty."""
     name, (family, call, _) = family_of(case.node)
     at_zero = case.capture is not None and case.op in ("div", "mul", "rsqrt") and bool(case.inputs)
-    if not name or not at_zero or not (family in ("div", "log") or name == "Rsqrt"):
+    if not name or not at_zero or not (family in ("div", "log") or name == "Rsqrt") or name in _FINITE_AT_ZERO:
         return ""
     divisor = case.inputs[-1] if case.op == "div" else case.inputs[0]
     return call if bool((divisor == 0).any()) or bool(divisor.isinf().any()) else ""
@@ -249,7 +254,12 @@ def _safe_form(case: Case, node: str = "", made: Op | None = None) -> tuple[Tria
 def _selected(call: str) -> str:
     """The call with its argument made harmless where the result is not selected."""
     chosen = "torch.where(ok, x, 1.0)"
-    forms = {"a / b": "a / torch.where(ok, b, 1.0)", "1 / x": f"1 / {chosen}", "x ** a with a < 1": f"{chosen} ** a"}
+    forms = {
+        "a / b": "a / torch.where(ok, b, 1.0)",
+        "a * b": "a * torch.where(ok, b, 1.0)",
+        "1 / x": f"1 / {chosen}",
+        "x ** a with a < 1": f"{chosen} ** a",
+    }
     return forms.get(call, f"{call}({chosen})")
 
 
@@ -279,8 +289,8 @@ def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
     """The node that made those zeros, back along the gradient: a `where`, a clamp, an index, a product with a mask.
 
     The gradient must be exactly 0 at the bad places where it leaves that node already. Zeros that are multiplied in
-    afterwards (log of 1, a weight of 0) belong to places that were selected. The second value: whether that could be
-    checked.
+    afterwards (log of 1, a weight of 0, the x of x · log y) belong to places that were selected. The second value:
+    whether that could be checked.
     """
     trace = case.trace
     assert trace is not None
@@ -302,8 +312,26 @@ def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
             return str(op.node), bool(leaves_zero)
         if selects and leaves_zero is False:
             rejected.add(op.sequence)
-        queue += op.sources
+        if op.sequence != incoming.op.sequence or _hands_on_zero(case, op, incoming):
+            queue += op.sources
     return None
+
+
+def _hands_on_zero(case: Case, op: Op, incoming: Incoming) -> bool:
+    """Whether the zeros of an operation inside the guilty node are those of the gradient: a product with another factor
+    that is 0 makes them itself."""
+    kept, bad, trace = case.operands_of(op.index), incoming.bad, case.trace
+    if kept is None or bad is None or trace is None or op.name != "aten.mul" or not kept.outputs:
+        return True
+    from_gradient = [
+        given
+        for source, given in zip(op.sources, kept.inputs(), strict=False)
+        if source >= 0 and trace.ops[source].phase == "backward"
+    ]
+    try:
+        return not from_gradient or any(bool((each.expand_as(bad)[bad] == 0).all()) for each in from_gradient)
+    except RuntimeError:
+        return True
 
 
 def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
@@ -313,12 +341,42 @@ def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
         return None  # it cannot be checked again: only the kind of the node is known
     leaving = kept.outputs[0]
     if leaving.numel() == incoming.bad.numel():
-        return bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())
+        leaves_zero = bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())
+        return leaves_zero if not leaves_zero or _makes_zero(case, kept, incoming.bad) else None
     if leaving.numel() > incoming.bad.numel() or not leaving.numel():
         return True
     try:
         return bool((leaving.expand_as(incoming.bad)[incoming.bad] == 0).all())
     except RuntimeError:
+        return True
+
+
+def _makes_zero(case: Case, kept: Capture, bad: Tensor) -> bool:
+    """Whether the selecting operation gives 0 at all bad places for a gradient of 1 too: none of them is selected."""
+    import torch
+
+    from nantrap.locate.trace.storage import map_leaves
+
+    assert case.trace is not None
+    ops, inputs = case.trace.ops, kept.inputs()
+    gradients = {
+        id(given)
+        for source, given in zip(kept.op.sources, inputs, strict=False)
+        if source >= 0 and ops[source].phase == "backward" and ops[source].name.removeprefix("aten.") not in _FILLS
+        if given.is_floating_point()  # the mask of a clamp is made in the backward pass too
+    }
+
+    def changed(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.ones_like(leaf) if id(leaf) in gradients else leaf.clone()
+
+    try:
+        with torch.no_grad():
+            args, kwargs = map_leaves((kept.args, kept.kwargs), changed)
+            given = kept.func(*args, **kwargs)
+            return bool((given.reshape(bad.shape)[bad] == 0).all())
+    except Exception:  # an operation that cannot be called again by itself
         return True
 
 

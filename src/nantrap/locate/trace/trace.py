@@ -63,6 +63,7 @@ from nantrap.locate.trace.storage import extremes, has_memory, nonfinite_count, 
 
 _MAX_CAPTURES = 64
 _FLOATS = ("float", "bfloat", "complex")
+_COPIES = ("aten._to_copy", "aten.clone")
 _time = attrgetter("index")
 
 
@@ -326,6 +327,16 @@ class Trace(DispatchMode):
         key = self.flow.key(tensor)
         near = self.behind([op.index], lambda each: not self.reads_parameter(each), most=most)
         return any(key in self._reads.get(each.index, ()) for each in near)
+
+    def is_given_to_a_layer(self, tensor: Tensor) -> bool:
+        """Whether an operation of the forward pass that reads a parameter is given a named tensor, or a copy of it."""
+        key = self.flow.key(tensor)
+        for op in self.ops:
+            near = [op, *(self.ops[i] for i in op.sources if i >= 0 and self.ops[i].name in _COPIES)]
+            given = op.phase == "forward" and any(key in self._reads.get(each.index, ()) for each in near)
+            if given and any(map(self.reads_parameter, near)):
+                return True
+        return False
 
     def reads_parameter(self, op: Op) -> bool:
         """Whether an operation was given a parameter by itself."""
