@@ -13,7 +13,9 @@ from zoo import results
 from zoo.isolated import answers, is_possible
 from zoo.judging import Answer, Tally, is_place_as_named, measure
 from zoo.loading import ZOO, find
+from zoo.outside.scripts import run as run_script
 from zoo.running import Alarm, NamedCause, Run
+from zoo.tables import PAGES, written
 from zoo.tools import find_tool, tools
 
 ROOT = ZOO.parent
@@ -154,3 +156,20 @@ def test_the_command_lists_tools_and_refuses_unknown_names() -> None:
     wrong = _called("--tool", "plain", "no_such_program")
     assert wrong.returncode == 2
     assert "there is no family, collection or program 'no_such_program'" in wrong.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_results_on_disk(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert written(text) == text, "run make tables"
+
+
+def test_a_line_of_a_script_is_read_from_what_a_tool_prints(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nx = torch.zeros(1, requires_grad=True)\ny = torch.sqrt(x) * 0\ny.sum().backward()\n",
+        encoding="utf-8",
+    )
+    said = run_script("anomaly_mode", script, [], tmp_path / "run", {}, 100)
+    assert (said.alarm, said.line, said.exit) == ("SqrtBackward0", "train.py:3", 1)
+    assert run_script("plain", script, [], tmp_path / "run", {}, 100).exit == 0

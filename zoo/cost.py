@@ -1,8 +1,8 @@
 """What a tool costs a healthy step: the ratio to the plain loop, with a control that compares that loop with itself.
 
 One process and one thread. The tool and its baseline train short runs of the same program in turn; a pair of runs
-gives one ratio, that of their median steps without the first ones. Printed is the median over all pairs, with the
-middle half.
+gives one ratio, that of their median steps without the first ones, in processor time, so that other processes disturb
+it less. Printed is the median over all pairs, with the middle half.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,21 +30,21 @@ WARM = 4
 
 
 def transformer() -> tuple[nn.Module, Any, Any, int]:
-    """Two layers, width 128, 8 × 64 tokens."""
-    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    """Two layers, width 64, 8 × 32 tokens."""
+    layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    model = nn.Sequential(nn.Embedding(512, 128), encoder, nn.Linear(128, 512))
-    batch = torch.randint(0, 512, (8, 64))
+    model = nn.Sequential(nn.Embedding(512, 64), encoder, nn.Linear(64, 512))
+    batch = torch.randint(0, 512, (8, 32))
     return model, batch, lambda m, b: nn.functional.cross_entropy(m(b).flatten(0, 1), b.flatten()), 14
 
 
 def cnn() -> tuple[nn.Module, Any, Any, int]:
-    """Four convolutions with BatchNorm on 16 images of 32 × 32."""
+    """Four convolutions with BatchNorm on 16 images of 16 × 16."""
     layers: list[nn.Module] = []
     for c_in, c_out in ((3, 16), (16, 32), (32, 32), (32, 32)):
         layers += [nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-    batch = (torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))
+    batch = (torch.randn(16, 3, 16, 16), torch.randint(0, 10, (16,)))
     return model, batch, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), 14
 
 
@@ -68,7 +70,7 @@ def build(make: Callable[[], tuple[nn.Module, Any, Any, int]]) -> Case:
 
 def step_of(tool: Tool, make: Callable[[], tuple[nn.Module, Any, Any, int]]) -> float:
     """The median step of one run, in seconds."""
-    run = Run(Path("healthy.py"), build=lambda: build(make))
+    run = Run(Path("healthy.py"), build=lambda: build(make), clock=time.process_time)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         tool.train(run)
@@ -81,7 +83,10 @@ def measure(tool: Tool, pairs: int) -> dict[str, dict[str, float]]:
     logging.disable(logging.WARNING)
     base = find_tool(getattr(tool, "baseline", "plain"))
     found = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(os.chdir, here)
+        os.chdir(folder)  # some tools write into the working folder
         for name, make in MODELS.items():
             for each in (base, tool):
                 step_of(each, make)

@@ -92,6 +92,8 @@ def save(tool: Tool, found: dict[Path, Answer], names: Iterable[str] = ()) -> Pa
         theirs = [answer for file, answer in found.items() if collection_of(file) == collection]
         apart[collection] = Tally(theirs).counts()
     command = " ".join(["python -m zoo --save --tool", tool.name, *names])
+    if set(before.get("programs", {})) - {file.resolve().relative_to(ZOO).as_posix() for file in found}:
+        command = "; ".join(dict.fromkeys([*before["command"].split("; "), command]))
     written = {
         "tool": tool.name, "about": tool.about, **setting(getattr(tool, "packages", ()), command),
         "measure_only": apart, "programs": dict(sorted(programs.items())),

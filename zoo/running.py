@@ -82,7 +82,14 @@ class Run:
     With `to_the_end=False` the batches end after the first alarm.
     """
 
-    def __init__(self, path: Path, *, to_the_end: bool = True, build: Callable[[], Case] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        to_the_end: bool = True,
+        build: Callable[[], Case] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.path = path
         self.to_the_end = to_the_end
         self.begins: list[float] = []
@@ -90,6 +97,7 @@ class Run:
         self.told: list[float] = []
         self.bad_at_first = False
         self.ended = 0.0
+        self.clock = clock
         self._build = build or (lambda: load(path))
         self._case: Case | None = None
 
@@ -116,7 +124,7 @@ class Run:
     def alarm(self, alarm: Alarm) -> None:
         """Note what the tool says, for the current step unless the alarm names one."""
         self.alarms.append((len(self.begins) - 1 if alarm.step is None else alarm.step, alarm))
-        self.told.append(time.perf_counter())
+        self.told.append(self.clock())
 
     def step_seconds(self) -> list[float]:
         """How long each step took."""
@@ -148,7 +156,7 @@ class Batches:
         for _ in range(len(self)):
             if run.alarms and not run.to_the_end:
                 break
-            begin = time.perf_counter()
+            begin = run.clock()
             try:
                 batch = next(source)
             except StopIteration:
@@ -156,8 +164,8 @@ class Batches:
             run.begins.append(begin)
             run.ended = math.inf
             yield batch
-            run.ended = time.perf_counter()
-        run.ended = time.perf_counter()
+            run.ended = run.clock()
+        run.ended = run.clock()
 
 
 def state_is_finite(case: Case) -> bool:

@@ -158,7 +158,27 @@ def recorded(name: str) -> str:
     return f"```text\n{stored['printed'].strip()}\n```\n\n{settings([stored])}"
 
 
-PARTS = {"tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside}
+def growth() -> str:
+    """How the guard's cost grows along each axis."""
+    path = BENCHMARKS / "growth.json"
+    if not path.exists():
+        return "Nothing was measured yet."
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for name, points in stored["axes"].items():
+        for point in points:
+            spread = f" ({point['guarded_low']:.2f} .. {point['guarded_high']:.2f})" if "guarded_low" in point else ""
+            ratios = [f"{point['guarded']:.3f}{spread}", f"{point['control']:.3f}"]
+            rows.append(
+                [name, f"{int(point['size']):,}", f"{point['plain_ms']:.2f}", *ratios, f"{point['added_ms']:.2f}"]
+            )
+    heads = ("along", "size", "plain step, ms", "guard", "control", "added, ms")
+    return f"{table(heads, rows)}\n\n{settings([stored])}"
+
+
+PARTS = {
+    "tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside, "growth": growth,
+}  # fmt: skip
 
 
 def written(text: str) -> str:
