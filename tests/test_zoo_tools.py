@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from zoo import results
+from zoo.__main__ import as_text
 from zoo.isolated import answers, is_possible
 from zoo.judging import Answer, Tally, is_place_as_named, measure
-from zoo.loading import ZOO, find
+from zoo.loading import ZOO, find, manifest
 from zoo.outside.scripts import run as run_script
 from zoo.running import Alarm, NamedCause, Run
 from zoo.tables import PAGES, written
@@ -162,6 +163,10 @@ def test_the_command_lists_tools_and_refuses_unknown_names() -> None:
 def test_the_tables_are_those_of_the_results_on_disk(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert written(text) == text, "run make tables"
+
+
+def test_the_manifest_is_written_as_it_is_stored() -> None:
+    assert as_text(manifest()) == (ZOO / "manifest.json").read_text(encoding="utf-8")
 
 
 def test_a_line_of_a_script_is_read_from_what_a_tool_prints(tmp_path: Path) -> None:

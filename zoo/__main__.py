@@ -88,7 +88,31 @@ def freeze(tool: Tool, name: str, found: list[Answer]) -> None:
     first.setdefault("date", results.today())
     first[label] = {k: v for k, v in Tally(found).counts().items() if "seconds" not in k}
     text["collections"][name]["first_measurement"] = first
-    path.write_text(json.dumps(text, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(as_text(text), encoding="utf-8")
+
+
+def as_text(manifest: dict[str, Any]) -> str:
+    """The manifest as it is stored: one line for each program and each measured form."""
+
+    def lines(table: dict[str, Any], depth: int, levels: int) -> str:
+        pad = "  " * depth
+        rows = (
+            f"{pad}  {json.dumps(key)}: "
+            + (lines(value, depth + 1, levels - 1) if isinstance(value, dict) and levels else _line(value))
+            for key, value in table.items()
+        )
+        return "{\n" + ",\n".join(rows) + f"\n{pad}}}"
+
+    levels = {"families": -1, "collections": 2, "programs": 0}
+    parts = (
+        f"  {json.dumps(key)}: {lines(value, 1, levels[key]) if levels[key] >= 0 else _line(value)}"
+        for key, value in manifest.items()
+    )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def main() -> int:

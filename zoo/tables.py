@@ -81,7 +81,8 @@ def first_and_now() -> str:
     rows = []
     for name, each in manifest()["collections"].items():
         for form, tool in FORMS.items():
-            first = (each["first_measurement"] or {}).get(form, {})
+            measured = each["first_measurement"] or {}
+            first = measured.get(form, measured.get(tool, {}))
             result = read(tool)
             now: dict[str, Any] = {}
             if result is not None:
