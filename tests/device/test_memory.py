@@ -109,7 +109,7 @@ def test_a_diagnosis_needs_a_stated_share(optimizer: str, copies: bool) -> None:
 
 @pytest.mark.parametrize("form", ["attempt", "two lines"])
 @pytest.mark.parametrize("sync", ["auto", "step"])
-@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("share", [0.05, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_diagnosis_without_memory_gives_up_in_words_and_the_run_goes_on(form: str, sync: Any, share: float) -> None:
     clean = Run(policy=Policy(sync=sync))
     clean.steps(BAD_AT + 3, form=form)

@@ -16,6 +16,21 @@ ALONE = {"run: graphs", "several processes", "nantrap run"}
 SLOW = {"run: compiled", "cost"}
 
 
+def test_the_quick_ones_hold() -> None:
+    names = [
+        "found_inf",
+        "late values",
+        "random numbers",
+        "run: GradScaler",
+        "run: side stream",
+        "no waiting",
+        "rollback",
+    ]
+    report = selftest("sim", only=names)
+    assert [check.status for check in report.checks] == ["ok"] * len(names), report.failures
+
+
+@pytest.mark.slow
 def test_every_check_holds() -> None:
     chosen = [name for name in all_checks() if name not in SLOW]
     report = selftest("sim", only=chosen)
