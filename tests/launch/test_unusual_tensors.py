@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,34 @@ def test_a_scripted_model_is_guarded(bad: int | None, settings: RunSettings) -> 
     incident = loop.last_incident
     assert incident is None or not any("failed with" in note for note in incident.notes), "it has no forward in Python"
     assert all(bool(t.isfinite().all()) for t in (*model.parameters(), *model.buffers()))
+
+
+EXPORTS = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+seen = [0]
+def loss_of(x, counts):
+    seen[0] += 1  # so that the loss is not computed again
+    return (1.0 / counts * model(x).squeeze(-1).square()).mean()
+for step in range(4):
+    counts = torch.ones(4)
+    counts[2] = float(step != 2)
+    optimizer.zero_grad()
+    loss_of(torch.randn(4, 3), counts).backward()
+    optimizer.step()
+torch.export.export(torch.nn.Linear(3, 1), (torch.ones(2, 3),), strict=True)
+print("exported")
+"""
+
+
+def test_a_script_exports_a_model_after_an_unexplained_step(tmp_path: Path) -> None:
+    """The trace of the steps that follow such a step still runs when the loop is over."""
+    (tmp_path / "train.py").write_text(EXPORTS)
+    command = [sys.executable, "-m", "nantrap", "run", "--run-dir", "run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "armed: the next" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "exported\n"), done.stderr
 
 
 def test_a_complex_number_that_the_script_reads_is_no_loss(settings: RunSettings) -> None:

@@ -51,6 +51,13 @@ def install(patches: Patches, registry: OptimizerRegistry) -> None:
         with patches.suspended(), without_hooks(obj, *models):
             return original(obj, *args, **kwargs)
 
+    def export(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A trace watches the calls of every module, and the compiler refuses to follow such a call."""
+        for loop in registry.guards:
+            loop.session.armed.stop()
+        return original(*args, **kwargs)
+
+    patches.wrap(torch.export, "export", export)
     for name in ("script", "trace", "trace_module"):
         patches.wrap(torch.jit, name, compile_script)
     for name in _LIGHTNING:
