@@ -68,5 +68,8 @@ def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
         rows.append([about, f"{seen}/{len(found)}", f"{right}/{len(found)}"])
         programs[tool] = {str(number): [said.alarm, said.line, said.words] for number, said in found.items()}
     about = f"The PyTorch programs, unmodified; {len(PLANTED)} of them with a planted input (`zoo/outside/grist.py`)."
+    lacking = {n for said in programs.values() for n, (_, _, words) in said.items() if "ModuleNotFoundError" in words}
+    if lacking:
+        about += f" Not run, because a package was missing: {', '.join(sorted(lacking, key=int))}."
     return {"set": NAME, "repository": REPOSITORY, "about": about, "heads": ["tool", "noticed", "right line"],
             "rows": rows, "programs": programs}  # fmt: skip
