@@ -8,6 +8,7 @@ tensors between the model's output and the loss are taken (`note_loss_part`). Bo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ MOST_CALLS = 32
 _NEAR = 32
 _MOST_NODES = 64
 _LARGEST_BYTES = 4 * 2**20
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>")
 detached = Tensor.detach
 """PyTorch's own method: under `nantrap run` the name in the class leads to a function that follows the script."""
 
@@ -192,7 +194,9 @@ class RootCall:
     def after(self, previous: RootCall | None) -> None:
         """Join the earlier calls whose outputs are still in use: those of this step, not of a validation loop.
 
-        In use means that something still references the output, or that this call's inputs were computed from it.
+        In use means that something still references the output, or that this call's inputs were computed from it. The
+        graph alone may hold what was made of an output: of a call that the same function made further up, with the
+        random streams where they are now, the inputs are kept, and not the graph.
         """
         feeding = _nodes_above(self.args, self.kwargs) if previous is not None else set()
         kept: list[RootCall] = []
@@ -200,12 +204,31 @@ class RootCall:
             if any(output.alive() is not None for output in previous.watched) or not feeding.isdisjoint(previous.nodes):
                 kept.append(previous)
                 feeding |= _nodes_above(previous.args, previous.kwargs)
+            elif self._comes_after(previous):
+                kept.append(dataclasses.replace(previous, watched=[], nodes=set()))
             previous = previous.previous
         later = self
         for call in kept:
             later.previous = call
             later = call
         later.previous = None
+
+    def _comes_after(self, earlier: RootCall) -> bool:
+        """Whether the same function called the same module further up, or the same comprehension did for the element
+        before, drew no random number since, and gave it little."""
+        if self.called_at is None or earlier.called_at is None or self.module is not earlier.module:
+            return False
+        (code, here), (other, there) = self.called_at, earlier.called_at
+        if code is not other or code.co_name == "<module>" or here < there:
+            return False
+        if here == there and code.co_name not in _COMPREHENSIONS:
+            return False
+        if sum(tensor.nbytes for _, tensor in tensors_of((earlier.args, earlier.kwargs))) > _LARGEST_BYTES:
+            return False
+        now, then = self.rng, earlier.rng
+        return torch.equal(now.torch_cpu, then.torch_cpu) and all(
+            map(torch.equal, now.torch_devices, then.torch_devices)
+        )
 
     @contextlib.contextmanager
     def as_made(self, root: nn.Module) -> Iterator[None]:
