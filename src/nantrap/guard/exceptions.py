@@ -24,6 +24,7 @@ from nantrap.guard.driver import Driver
 from nantrap.guard.loss import Loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import refuse_exception
+from nantrap.guard.refused_labels import refused_in_words
 from nantrap.guard.session import Session
 from nantrap.guard.window import Micro
 from nantrap.incident import Action, Incident
@@ -48,6 +49,7 @@ def contain_exception(
     """The step that ended with an exception, refused; `None` if the exception must be raised."""
     diagnosed = _diagnosed(session, error, micro)
     if diagnosed is None:
+        _note_label(error)
         return None
     words = f"it ended with {type(error).__name__}"
     if session.policy.on_incident == "observe":
@@ -68,8 +70,18 @@ def explain_exception(session: Session, collector: Collector, error: BaseExcepti
         return None
     diagnosed = _diagnosed(session, error, Micro(no_loss(), root_call=call, values=[]))
     if diagnosed is None:
+        _note_label(error)
         return None
     return session.recorder.note_exception(diagnosed, Action.STOP, f"the run ended with {type(error).__name__}")
+
+
+def _note_label(error: Exception) -> None:
+    """Add to the exception which label or token was out of range, if that is what PyTorch refused."""
+    words = refused_in_words(error)
+    note = f"nantrap: {words}"
+    add_note = getattr(error, "add_note", None)  # since Python 3.11
+    if words and add_note is not None and note not in getattr(error, "__notes__", ()):
+        add_note(note)
 
 
 def _diagnosed(session: Session, error: Exception, micro: Micro) -> Diagnosed | None:

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from nantrap.errors import NonFiniteError, RankLostError, StopKind
 from nantrap.guard.ranks.lost import lost_rank_in_words
+from nantrap.guard.refused_labels import refused_in_words
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.processes import came_from_guard
-from nantrap.launch.refused_labels import refused_in_words
 from nantrap.launch.script import NoProgramError, ScriptProgram
 from nantrap.launch.settings import RunSettings, read_settings
 from nantrap.launch.summary import RunSummary, print_summary

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nantrap.launch.refused_labels import refused_in_words
+import nantrap
+from nantrap.guard.refused_labels import refused_in_words
 
 SCRIPT = """
 import torch, torch.nn.functional as F
@@ -52,6 +53,33 @@ def test_other_exceptions_are_not_explained() -> None:
     assert refused_in_words(error_of(lambda: [1, 2][7])) == ""
     assert refused_in_words(error_of(lambda: torch.zeros(3)[7])) == ""
     assert refused_in_words(ValueError("Target 7 is out of bounds.")) == ""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda guard, loss_fn: guard.attempt(loss_fn, torch.tensor([0, 7])),
+        lambda guard, loss_fn: guard.backward(loss_fn(torch.tensor([0, 7]))),
+    ],
+    ids=["attempt", "two lines"],
+)
+def test_the_exception_of_a_guarded_loop_says_it_too(step: Callable[..., object]) -> None:
+    model = torch.nn.Linear(4, 3)
+    x = torch.randn(2, 4)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), 0.1), quiet=True)
+    with pytest.raises(IndexError, match="Target 7") as caught, guard:
+        step(guard, lambda labels: F.cross_entropy(model(x), labels))
+    (note,) = getattr(caught.value, "__notes__", [])
+    assert note.startswith("nantrap: a label is out of range: 7 in sample 1; cross_entropy has 3 classes")
+
+
+def test_another_exception_gets_no_note() -> None:
+    model = torch.nn.Linear(4, 3)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), 0.1), quiet=True)
+    with pytest.raises(IndexError) as caught, guard:
+        guard.attempt(lambda x: model(x)[9].sum(), torch.randn(2, 4))
+    assert not getattr(caught.value, "__notes__", [])
 
 
 def test_a_script_that_dies_of_it(tmp_path: Path) -> None:
