@@ -88,7 +88,7 @@ CAUSES: Final = (
     ),
     Code("NT404", "eps_underflow_half", "medium", 425, "a value or an epsilon is rounded away in half precision"),
     Code("NT402", "fp16_loss_overflow", "medium", 410, "the loss was reduced in half precision and overflowed"),
-    Code("NT401", "fp16_forward_overflow", "medium", 435, "an activation exceeded the range of float16"),
+    Code("NT401", "fp16_forward_overflow", "medium", 435, "an activation exceeded the range of float16 or float8"),
     Code("NT405", "adam_eps_underflow_half", "high", 415, "Adam's eps is zero in the precision of its state"),
     Code("NT406", "optimizer_constant_rounding", "high", 420, "an optimizer constant rounds to one in its precision"),
     Code(
@@ -105,7 +105,9 @@ CAUSES: Final = (
     Code("NT206", "std_of_one_element", "low", 215, "an unbiased standard deviation of a single element"),
     Code("NT208", "domain_error", "medium", 655, "a function was given an argument for which it is not defined"),
     Code("NT202", "division_by_zero", "medium", 630, "a division by exactly zero"),
-    Code("NT205", "exp_overflow", "medium", 650, "exp of a finite value exceeded the range of its dtype"),
+    Code(
+        "NT205", "exp_overflow", "medium", 650, "exp, or a function that grows like it, exceeded the range of its dtype"
+    ),
     Code("NT207", "exploding_recurrence", "medium", 645, "one forward pass multiplied its values again and again"),
     # one operation of the backward pass
     Code(
