@@ -56,6 +56,24 @@ def test_minus_inf_where_it_is_asked_for() -> None:
     assert (found.path, found.described) == ("logprobs[1]", "-Inf")
 
 
+def test_objects_that_refer_to_each_other() -> None:
+    """A trainer whose callbacks know it: the search ends, and still finds what is near."""
+    trainer = SimpleNamespace(callbacks=[], rewards=torch.tensor([1.0, math.nan]))
+    trainer.state = SimpleNamespace(trainer=trainer)
+    found = first_bad(trainer, "trainer")
+    assert found is not None
+    assert found.path == "trainer.rewards[1]"
+    del trainer.rewards
+    assert first_bad(trainer, "trainer") is None
+
+
+def test_a_wide_net_of_objects_is_not_searched_for_ever() -> None:
+    nodes = [SimpleNamespace() for _ in range(60)]
+    for node in nodes:
+        node.__dict__.update({f"n{index}": SimpleNamespace(nodes=other) for index, other in enumerate(nodes)})
+    assert first_bad(nodes[0], "node") is None
+
+
 def words_of(tensor: Tensor, name: str) -> list[str]:
     return [link.words for link in trace_back(tensor, name)]
 

@@ -42,6 +42,7 @@ _MOST_LINKS = 12
 _MOST_READ = 64
 _MOST_VALUES = 4096
 _DEEPEST = 4
+_MOST_OBJECTS = 256
 _LARGEST = 1 << 26
 _OPAQUE = (nn.Module, Optimizer, type, ModuleType, str, bytes, int, torch.device, torch.dtype)
 _WRITES = frozenset(
@@ -463,16 +464,27 @@ def _in_same_loop(frame: Frame, one: ast.stmt, other: ast.stmt) -> bool:
 # ---- values
 
 
-def first_bad(value: Any, path: str, *, minus: bool = False) -> BadValue | None:
+def first_bad(
+    value: Any, path: str, *, minus: bool = False, depth: int = 0, met: set[int] | None = None
+) -> BadValue | None:
     """The first bad place in a value of the program.
 
     Args:
         value: the value.
         path: what the program calls it.
         minus: -Inf alone counts as bad; otherwise it is taken for a mask, or a value to begin with.
+        depth: how many attributes lead to it.
+        met: the objects that were searched. Objects may refer to each other in a circle.
     """
     if isinstance(held := getattr(value, "__dict__", None), dict) and not isinstance(value, (*_OPAQUE, Tensor)):
-        found = [first_bad(each, f"{path}.{name}", minus=minus) for name, each in list(held.items())[:64]]
+        met = set() if met is None else met
+        if depth >= _DEEPEST or id(value) in met or len(met) >= _MOST_OBJECTS:
+            return None
+        met.add(id(value))
+        found = [
+            first_bad(each, f"{path}.{name}", minus=minus, depth=depth + 1, met=met)
+            for name, each in list(held.items())[:64]
+        ]
         return min((bad for bad in found if bad is not None), key=lambda bad: bad.share, default=None)
     left = _MOST_VALUES
     for place, each in _parts(value, path, 0):
