@@ -185,6 +185,26 @@ PROGRAMS: dict[str, str] = {
         optimizer.register_step_post_hook(write)
         def loss_fn(x): return model(x).square().mean()
     """,
+    "a copy of running statistics in half": """
+        model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "slow": nn.Module()})
+        model.slow.register_buffer("1__running_var", torch.ones(8).half())
+        optimizer = torch.optim.SGD(model.net.parameters(), lr=1e-3)
+        batches[2] = batches[2] * 3000
+        def average(*_):
+            with torch.no_grad(): getattr(model.slow, "1__running_var").copy_(model.net[1].running_var.half())
+        optimizer.register_step_post_hook(average)
+        def loss_fn(x): return model.net(x).square().mean()
+    """,
+    "a buffer of a hook that is no copy": """
+        model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "slow": nn.Module()})
+        model.slow.register_buffer("largest", torch.ones(8).half())
+        optimizer = torch.optim.SGD(model.net.parameters(), lr=1e-3)
+        batches[2] = batches[2] * 3000
+        def note(*_):
+            with torch.no_grad(): model.slow.largest.copy_(model.net[1].running_var.half())
+        optimizer.register_step_post_hook(note)
+        def loss_fn(x): return model.net(x).square().mean()
+    """,
     "memory of the step that was never filled": """
         torch.use_deterministic_algorithms(False)
         def loss_fn(x):
@@ -330,6 +350,12 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("an average that divides by 0", "a state saved after a NaN step"): ("what the optimizer trains is finite",),
     ("a frozen table that a hook of the update writes", "an average that divides by 0"): (
         "after the update, and the optimizer does not train it",
+    ),
+    ("a copy of running statistics in half", "a buffer of a hook that is no copy"): (
+        "slow.1__running_var, shaped and named like net.1.running_var, became non-finite in the update",
+    ),
+    ("a buffer of a hook that is no copy", "a copy of running statistics in half"): (
+        "slow.largest was overwritten with a non-finite value by the program itself",
     ),
     ("memory of the step that was never filled", "a row copied in the step"): ("no operation that was seen wrote it",),
     ("a step that writes a constant over its weight", "a row written between two steps"): (

@@ -34,8 +34,8 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         text = f"{external.name} {describe(external.tensor)} before the step"
         done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
     elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
-        if rate_explains(case):
-            return None  # the buffer is only where weights that were thrown away show first
+        if rate_explains(case) or _written_beside_the_update(case):
+            return None  # of weights that were thrown away it only shows first; a hook of the update is no forward pass
         has, name = "hint" if largest_input(case) is not None else "measured", bad[0]  # its square does not fit
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
@@ -54,17 +54,19 @@ def ema_poisoned(case: Case) -> Claim | None:
     """The averaged weights hold non-finite values."""
     trained = _trained(case)
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
-    copies = [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
+    beside = _written_beside_the_update(case)
+    copies = [f for f in beside if _is_copy_of_trained(case, f.name, trained) or _twin_of_buffer(case, f.name)]
     averaged += [f for f in copies if _is_computed_from(case, f.name, trained)]
     known = bool(averaged)
     averaged = averaged or copies
     if not averaged:
         return _average_beyond_its_range(case, trained) or _average_written_unseen(case, trained)
+    original = _twin_of_buffer(case, averaged[0].name) or "a trained weight"
     return Claim(
         "measured" if known else "hint",
         f"the averaged weights are non-finite: {averaged[0].name}"
         if known
-        else f"{averaged[0].name}, shaped and named like a trained weight, became non-finite in the update",
+        else f"{averaged[0].name}, shaped and named like {original}, became non-finite in the update",
         (
             f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}",
             *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
@@ -124,6 +126,26 @@ def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
     tensor = {**dict(case.failure.root.named_buffers()), **case.failure.parameters}.get(name)
     return tensor is not None and any(
         _last_word(one) == _last_word(name) and case.failure.parameters[one].shape == tensor.shape for one in trained
+    )
+
+
+def _twin_of_buffer(case: Case, name: str) -> str:
+    """The buffer of which a buffer is a copy by name and shape: `net.1.running_var` of `ema.1__running_var`. Empty
+    without one."""
+    buffers = dict(case.failure.root.named_buffers())
+
+    def inside(of: str) -> str:
+        """The name below the part of the model, which alone differs in a copy of the model."""
+        return of.partition(".")[2].replace("__", ".").replace("_", ".")
+
+    own = buffers.get(name)
+    return next(
+        (
+            one
+            for one, tensor in buffers.items()
+            if own is not None and one != name and inside(one) == inside(name) != "" and tensor.shape == own.shape
+        ),
+        "",
     )
 
 
@@ -197,7 +219,11 @@ def _written_between_steps(case: Case) -> Claim | None:
 
 def _written_beside_by_a_hook(case: Case) -> Claim | None:
     """The update made something non-finite that the optimizer does not train, and that is no average of the weights."""
-    beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
+    beside = [
+        f
+        for f in _written_beside_the_update(case)
+        if not _is_copy_of_trained(case, f.name, _trained(case)) and not _twin_of_buffer(case, f.name)
+    ]
     if not beside:
         return None
     first = beside[0]
