@@ -272,7 +272,9 @@ def _step(registry: OptimizerRegistry, original: Any) -> Any:
             look_at_resume(registry, self)
         closure = args[0] if args else kwargs.get("closure")
         if closure is None:
-            return loop.step(OriginalStep(compiled_as_before(original), self, *args, **kwargs))
+            switched_off = current_frame(1).f_code.co_name == "_fn"  # torch's, around what is not compiled
+            update = compiled_as_before(original) if switched_off else original
+            return loop.step(OriginalStep(update, self, *args, **kwargs))
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return _step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)
 
