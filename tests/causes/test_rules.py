@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from causes.programs import TORCH_WARNS, Diagnose, IncidentOf
+from causes.programs import TORCH_WARNS, Diagnose, IncidentOf, run_two_lines
 from nantrap.incident import Cause, Incident
 from nantrap.pages import cause_pages
 
@@ -389,3 +390,35 @@ def test_minus_inf_in_a_trained_weight_is_no_mask(diagnose: Diagnose) -> None:
     incident = diagnose(MINUS_INF_BIAS)
     assert (incident.phase, incident.causes[0].slug, incident.causes[0].proven) == ("state", "state_overwritten", True)
     assert incident.causes[0].summary == "1.bias was overwritten with a non-finite value by the program itself"
+
+
+CODEBOOK = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.ModuleDict({"enc": nn.Linear(4, 3), "dec": nn.Linear(3, 4)})  # not called as a whole
+model.register_buffer("codes", torch.eye(4, 3))
+model.register_buffer("running_mean", torch.zeros(3))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+batches = [torch.randn(8, 4) for _ in range(4)]
+seen = []
+
+def loss_fn(x):
+    seen.append(1)  # a side effect: the loss is not computed again
+    z = model["dec"](model["enc"](x))
+    if len(seen) == 3:
+        with torch.no_grad():
+            model.NAME.copy_(model.NAME / 0.0)
+    return z.square().mean()
+"""
+
+
+@pytest.mark.parametrize(("name", "proven"), [("codes", False), ("running_mean", True)])
+def test_a_buffer_that_nothing_was_seen_to_write_is_called_an_average_by_its_name(
+    tmp_path: Path, name: str, proven: bool
+) -> None:
+    incident = run_two_lines(CODEBOOK.replace("NAME", name), tmp_path)
+    assert incident is not None
+    assert incident.causes[0].slug == "bn_buffers_poisoned"
+    assert incident.causes[0].proven == proven

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nantrap.incident import Finding
     from nantrap.locate.trace import External, Op
 
+_RUNNING = ("running_mean", "running_var")
 _AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
 
@@ -33,10 +34,16 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         has, name = "hint", external.name  # by a pass that was not guarded, or by code between two steps
         text = f"{external.name} {describe(external.tensor)} before the step"
         done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
-    elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
+    elif (
+        (bad := _bad_buffers(case))
+        and _only_buffers(case)
+        and (how := written_as(case, bad[0])) in ("average", "unseen")
+    ):
         if rate_explains(case) or _written_beside_the_update(case):
             return None  # of weights that were thrown away it only shows first; a hook of the update is no forward pass
-        has, name = "hint" if largest_input(case) is not None else "measured", bad[0]  # its square does not fit
+        # an input whose square does not fit is the reason; what was not seen may be no average
+        unsure = largest_input(case) is not None or (how == "unseen" and not bad[0].endswith(_RUNNING))
+        has, name = "hint" if unsure else "measured", bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
     else:
