@@ -62,13 +62,13 @@ def ema_poisoned(case: Case) -> Claim | None:
     trained = _trained(case)
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
     beside = _written_beside_the_update(case)
-    copies = [f for f in beside if _is_copy_of_trained(case, f.name, trained) or _twin_of_buffer(case, f.name)]
+    copies = [f for f in beside if _original_of(case, f.name, trained)]
     averaged += [f for f in copies if _is_computed_from(case, f.name, trained)]
     known = bool(averaged)
     averaged = averaged or copies
     if not averaged:
         return _average_beyond_its_range(case, trained) or _average_written_unseen(case, trained)
-    original = _twin_of_buffer(case, averaged[0].name) or "a trained weight"
+    original = _original_of(case, averaged[0].name, trained)
     return Claim(
         "measured" if known else "hint",
         f"the averaged weights are non-finite: {averaged[0].name}"
@@ -134,6 +134,11 @@ def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
     return tensor is not None and any(
         _last_word(one) == _last_word(name) and case.failure.parameters[one].shape == tensor.shape for one in trained
     )
+
+
+def _original_of(case: Case, name: str, trained: set[str]) -> str:
+    """What a tensor is a copy of by its name and shape: another buffer, or `a trained weight`. Empty for no copy."""
+    return _twin_of_buffer(case, name) or ("a trained weight" if _is_copy_of_trained(case, name, trained) else "")
 
 
 def _twin_of_buffer(case: Case, name: str) -> str:
@@ -226,11 +231,8 @@ def _written_between_steps(case: Case) -> Claim | None:
 
 def _written_beside_by_a_hook(case: Case) -> Claim | None:
     """The update made something non-finite that the optimizer does not train, and that is no average of the weights."""
-    beside = [
-        f
-        for f in _written_beside_the_update(case)
-        if not _is_copy_of_trained(case, f.name, _trained(case)) and not _twin_of_buffer(case, f.name)
-    ]
+    trained = _trained(case)
+    beside = [f for f in _written_beside_the_update(case) if not _original_of(case, f.name, trained)]
     if not beside:
         return None
     first = beside[0]
