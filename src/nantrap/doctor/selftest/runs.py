@@ -43,11 +43,11 @@ RECIPES: Final[dict[str, Recipe]] = {
 def compared(recipe: Recipe, device: torch.device) -> str:
     """A healthy run and one with a bad step, in both forms, against the plain loop."""
     try:
-        plain_state(recipe, device)
+        without = plain_state(recipe, device, streams=False)
     except Exception as error:
         words = (str(error).splitlines() or [""])[0][:160]
         raise NotHere(f"the loop without a guard does not run here: {type(error).__name__}: {words}") from None
-    wrong, read = compare(recipe, device)
+    wrong, read = compare(recipe, device, without)
     if wrong:
         raise DidNotHold(wrong)
     return "as plain bit for bit; a bad step leaves no trace" + ("" if device.type == "cpu" else f"; read {read}")

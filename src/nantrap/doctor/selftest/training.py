@@ -217,8 +217,13 @@ def plain_state(recipe: Recipe, device: torch.device, *, dropout: float = 0.0, s
     return run.state(streams=streams)
 
 
-def compare(recipe: Recipe, device: torch.device) -> tuple[str, str]:
+def compare(recipe: Recipe, device: torch.device, without: State) -> tuple[str, str]:
     """Healthy: bit for bit the plain loop. One bad batch: bit for bit the loop that never met it. In both forms.
+
+    Args:
+        recipe: how the runs train.
+        device: where.
+        without: what the plain loop ends with, without dropout and without the streams.
 
     Returns:
         What went wrong in words, empty if nothing did; and how the steps were read.
@@ -226,7 +231,6 @@ def compare(recipe: Recipe, device: torch.device) -> tuple[str, str]:
     expected = plain_state(recipe, device, dropout=0.2)
     if found := differences(expected, plain_state(recipe, device, dropout=0.2)):
         raise PlainLoopDiffersError(found)
-    without = plain_state(recipe, device, streams=False)
     windows = Training(recipe, device).windows()
     read = ""
     for form in FORMS:
