@@ -23,6 +23,13 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return type(error).__name__ == "OutOfMemoryError"
 
 
+def failed_in_words(what: str, error: Exception) -> str:
+    """`the diagnosis failed with ValueError: ...`; without memory it was given up."""
+    if is_out_of_memory(error):
+        return f"{what} was given up: {NO_MEMORY}"
+    return f"{what} failed with {type(error).__name__}: {error}"
+
+
 def counted(number: int, noun: str, several: str = "") -> str:
     """`1 step`, `1,204 steps`; `several` is the plural of a noun that does not end in `s`."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"

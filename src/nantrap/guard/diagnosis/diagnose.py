@@ -46,7 +46,7 @@ from nantrap.guard.session import Session
 from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
-from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
+from nantrap.incident.wording import failed_in_words
 from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
 from nantrap.locate.location import location_of
@@ -179,10 +179,8 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
 
 def _failed(diagnosed: Diagnosed, error: Exception) -> Diagnosed:
     """What was found until the diagnosis itself failed."""
-    note = f"the diagnosis failed with {type(error).__name__}: {error}"
-    if is_out_of_memory(error):
-        note = f"the diagnosis was given up: {NO_MEMORY}"
-    return diagnosed.with_incident(replace(diagnosed.incident, notes=(*diagnosed.incident.notes, note)))
+    notes = (*diagnosed.incident.notes, failed_in_words("the diagnosis", error))
+    return diagnosed.with_incident(replace(diagnosed.incident, notes=notes))
 
 
 def without_a_replay(session: Session, observation: Observation, seen: Diagnosed) -> Diagnosed | None:
@@ -389,7 +387,7 @@ def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diag
         diagnosed, _ = explained(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
     except Exception as trouble:
-        diagnosed = diagnosed.noting(f"the diagnosis failed with {type(trouble).__name__}: {trouble}")
+        diagnosed = diagnosed.noting(failed_in_words("the diagnosis", trouble))
     text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     incident = diagnosed.incident
     others = tuple(note for note in incident.notes if text not in note)  # the replay ended with it, too

@@ -40,6 +40,7 @@ from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.session import Session
 from nantrap.incident import Incident
+from nantrap.incident.wording import failed_in_words
 from nantrap.locate import Failure, Location
 from nantrap.locate.failure import Part
 from nantrap.locate.location import evidence_location, location_of, weight_location
@@ -356,7 +357,7 @@ def _lead(
     except RankLostError:
         raise
     except Exception as error:  # a diagnosis is worth less than the run
-        note = f"the diagnosis failed with {type(error).__name__}: {error}"
+        note = failed_in_words("the diagnosis", error)
         return replace(incident, notes=(*incident.notes, note))
     finally:
         leader.end()
