@@ -42,7 +42,13 @@ from nantrap.launch.patches import Patches
 from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.roots import innermost
 from nantrap.launch.script_loop import ScriptLoop
-from nantrap.launch.torch_private import compiled_as_before, compiler_listens, not_examined, not_traced
+from nantrap.launch.torch_private import (
+    AROUND_UNCOMPILED,
+    compiled_as_before,
+    compiler_listens,
+    not_examined,
+    not_traced,
+)
 from nantrap.locate.failure import active_replays
 from nantrap.locate.python_private import current_frame
 
@@ -272,8 +278,10 @@ def _step(registry: OptimizerRegistry, original: Any) -> Any:
             look_at_resume(registry, self)
         closure = args[0] if args else kwargs.get("closure")
         if closure is None:
-            switched_off = current_frame(1).f_code.co_name == "_fn"  # torch's, around what is not compiled
-            update = compiled_as_before(original) if switched_off else original
+            caller = current_frame(1)
+            update = original
+            if caller.f_code.co_name == AROUND_UNCOMPILED:
+                update = compiled_as_before(original, caller)
             return loop.step(OriginalStep(update, self, *args, **kwargs))
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return _step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)

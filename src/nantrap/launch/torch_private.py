@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -113,15 +113,23 @@ compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compile
 """Whether Dynamo examines every Python frame that begins now: its callback, or None."""
 
 
-def compiled_as_before(function: Any) -> Any:
+AROUND_UNCOMPILED = "_fn"
+"""The name of Dynamo's function around a call that it does not compile. A call costs too much in every step: who asks
+compares the name first."""
+
+
+def compiled_as_before(function: Any, caller: FrameType) -> Any:
     """The function, compiled as the code is that called us, where a compiler was switched off for us; else as it is.
 
     An optimizer that is compiled can round differently from one that is not.
+
+    Args:
+        function: what is to be called.
+        caller: who called us: a frame of a function named `AROUND_UNCOMPILED`.
     """
-    frame: Any = sys._getframe(2)
-    if frame.f_code.co_name != "_fn" or not frame.f_code.co_filename.endswith("eval_frame.py"):
+    if not caller.f_code.co_filename.endswith("eval_frame.py"):
         return function
-    callback = frame.f_locals.get("prior")
+    callback = caller.f_locals.get("prior")
     if not callable(callback):
         return function
 
