@@ -29,6 +29,12 @@ from torch.utils._python_dispatch import (
 )
 
 DispatchMode = TorchDispatchMode
+"""Sees every operation below autograd; the documented modes see only the calls above it."""
+
+modes_running: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
+"""The dispatch modes of this thread, the one that was entered last at the end."""
+
+
 _BELOW = torch._C._TorchDispatchModeKey
 _GRAPH_MODES = (_BELOW.FAKE, _BELOW.PROXY, _BELOW.FUNCTIONAL)
 
@@ -36,12 +42,6 @@ _GRAPH_MODES = (_BELOW.FAKE, _BELOW.PROXY, _BELOW.FUNCTIONAL)
 def makes_a_graph() -> bool:
     """Whether torch.export, make_fx or fake tensors are at work below every mode: what runs now has no values."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _GRAPH_MODES)
-
-
-"""Sees every operation below autograd; the documented modes see only the calls above it."""
-
-modes_running: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
-"""The dispatch modes of this thread, the one that was entered last at the end."""
 
 
 def leave_mode(mode: TorchDispatchMode) -> bool:
