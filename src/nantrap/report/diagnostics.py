@@ -14,6 +14,9 @@ from nantrap.thresholds import MOST_GRADIENTS
 
 VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}
 
+DECIDERS: Mapping[str, str] = {"script": "the script", "scaler": "GradScaler", "exception": "an exception"}
+"""Who may decide what becomes of a step in the place of nantrap."""
+
 RISKS: Mapping[str, str] = {
     "high": "without a fix it comes back, or spoils the weights unseen",
     "medium": "without a fix it can come back in any later step",
@@ -39,7 +42,7 @@ def done_text(incident: Incident) -> str:
         done = "nantrap stopped the run" if incident.action is Action.STOP else "nantrap skipped the step"
         also, failed = f"{done} and restored the training state", f"{done}, but could not restore everything"
     else:
-        done = f"{'GradScaler' if incident.decided_by == 'scaler' else 'the script'} skipped the step"
+        done = f"{DECIDERS[incident.decided_by]} skipped the step"
         also, failed = f"{done}; nantrap restored the training state", f"{done}; nantrap could not restore everything"
     return {True: also, None: done, False: f"{failed} (see the note)"}[incident.restored]
 

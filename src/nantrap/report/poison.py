@@ -8,6 +8,7 @@ from typing import Literal
 
 from nantrap.incident import Action, Finding, Frame, Incident
 from nantrap.incident.wording import counted, some_of
+from nantrap.report.diagnostics import DECIDERS
 from nantrap.report.numbers import percent, value
 
 Kind = Literal["healthy", "harmless", "origin", "bad", "gate", "kept", "spread"]
@@ -184,15 +185,12 @@ def _end(incident: Incident) -> list[Stop]:
     if incident.action is Action.APPLY:
         return [Stop("spread", "the step was applied", "", "look at the weights: nantrap audit")]
     gate = {
-        "nantrap": {
-            Action.SKIP: "nantrap stopped it here: no optimizer step",
-            Action.ROLLBACK: "nantrap stopped it here and rolled back",
-            Action.STOP: "nantrap stopped the run here",
-        }[incident.action],
-        "script": "the script stopped it here: no optimizer step",
-        "scaler": "GradScaler stopped it here: no optimizer step",
-        "exception": "an exception ended the step here",
-    }[incident.decided_by]
+        Action.SKIP: f"{DECIDERS.get(incident.decided_by, 'nantrap')} stopped it here: no optimizer step",
+        Action.ROLLBACK: "nantrap stopped it here and rolled back",
+        Action.STOP: "nantrap stopped the run here",
+    }[incident.action]
+    if incident.decided_by == "exception":
+        gate = "an exception ended the step here"
     state = "weights, optimizer state, buffers"
     if incident.restored is False:
         return [Stop("gate", gate), Stop("spread", state, "", "not everything was restored")]

@@ -239,9 +239,8 @@ def _did(incident: Incident) -> tuple[str, str]:
     elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):
         text = "The step was not applied."
     if incident.decided_by != "nantrap" and incident.action is not Action.APPLY:
-        who = "GradScaler" if incident.decided_by == "scaler" else f"the {incident.decided_by}"
         title = "Restored the state." if incident.restored else "Recorded it."
-        text = f"It was {who} that ended the step. {text}"
+        text = f"It was {words.DECIDERS[incident.decided_by]} that ended the step. {text}"
     elif incident.decided_by != "nantrap":
         title, text = "Recorded it.", "The script uses this value."
     if incident.during != "training":
