@@ -1,8 +1,8 @@
 """Writes the tables of `docs/benchmarks.md` and `zoo/README.md` from results on disk: python -m zoo.tables
 
 What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; nothing is measured and nothing is typed in.
-The results are those of `python -m zoo --save`, of `python -m zoo.outside`, of `benchmarks/growth.py` and of
-`benchmarks/record.py`; first measurements are those of `manifest.json`.
+The results are those of `python -m zoo --save`, of `python -m zoo.outside` and of `benchmarks/growth.py`; first
+measurements are those of `manifest.json`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def all_programs() -> str:
 
 
 def unseen() -> str:
-    """Each tool over the collections that no rule was written after."""
+    """Each tool over the collections that were not read as a whole when rules were written."""
     apart = [name for name, each in manifest()["collections"].items() if each.get("use") == MEASURE_ONLY]
     read_later = [name for name, each in manifest()["collections"].items() if not each["seen"] and name not in apart]
     parts = []
@@ -110,15 +110,14 @@ def cost() -> str:
     rows = []
     for name in sorted(stored, key=lambda each: stored[each]["models"][models[0]]["ratio"]):
         found = stored[name]["models"]
-        rows.append([stored[name]["about"], *(_ratio(found[m], "") for m in models)])
+        rows.append([stored[name]["about"], *(_ratio(found[m]) for m in models)])
         rows[-1] += [" / ".join(f"{found[m]['control_ratio']:.2f}" for m in models)]
     words = settings({"tool": name, **each} for name, each in stored.items())
     return f"{table(('tool', *models, 'controls'), rows)}\n\n{words}"
 
 
-def _ratio(row: dict[str, float], prefix: str) -> str:
-    ratio, low, high = (row[f"{prefix}{name}"] for name in ("ratio", "low", "high"))
-    return f"{ratio:.2f} ({low:.2f} .. {high:.2f})"
+def _ratio(row: dict[str, float]) -> str:
+    return f"{row['ratio']:.2f} ({row['low']:.2f} .. {row['high']:.2f})"
 
 
 def outside() -> str:
@@ -153,12 +152,6 @@ def settings(stored: Iterable[dict[str, Any]]) -> str:
     return f"Measured {when} on {'; '.join(machines)} ({load}); {packages}. " + "; ".join(f"`{c}`" for c in commands)
 
 
-def recorded(name: str) -> str:
-    """What a benchmark printed when it was recorded."""
-    stored = json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8"))
-    return f"```text\n{stored['printed'].strip()}\n```\n\n{settings([stored])}"
-
-
 def growth() -> str:
     """How the guard's cost grows along each axis."""
     path = BENCHMARKS / "growth.json"
@@ -186,11 +179,9 @@ def written(text: str) -> str:
     """A page with the parts between its marks replaced."""
 
     def replace(found: re.Match[str]) -> str:
-        name = found[2]
-        part = recorded(name.removeprefix("recorded ")) if name.startswith("recorded ") else PARTS[name]()
-        return f"{found[1]}\n{part}\n{found[3]}"
+        return f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}"
 
-    return re.sub(r"(<!-- begin ([\w ]+) -->)\n.*?(<!-- end \2 -->)", replace, text, flags=re.DOTALL)
+    return re.sub(r"(<!-- begin (\w+) -->)\n.*?(<!-- end \2 -->)", replace, text, flags=re.DOTALL)
 
 
 def main() -> int:
