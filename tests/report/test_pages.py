@@ -171,6 +171,8 @@ def test_a_page_does_not_claim_what_nantrap_did_not_do(decided_by: Decider) -> N
     assert "nantrap stopped it here" not in text
     assert "Skipped the step." not in text
     assert "that ended the step." in text
+    used = Checked(incident_page(view_incident(replace(MASKED, decided_by=decided_by, action=Action.APPLY)))).text
+    assert ("The script uses this value." in used) == (decided_by == "script")
 
 
 def test_a_long_path_shows_its_beginning_and_its_end() -> None:

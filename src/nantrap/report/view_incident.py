@@ -238,11 +238,11 @@ def _did(incident: Incident) -> tuple[str, str]:
         text = "Not everything is as it was before the step: see the note."
     elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):
         text = "The step was not applied."
-    if incident.decided_by != "nantrap" and incident.action is not Action.APPLY:
+    if incident.decided_by == "script" and incident.action is Action.APPLY:
+        title, text = "Recorded it.", "The script uses this value."
+    elif incident.decided_by != "nantrap":
         title = "Restored the state." if incident.restored else "Recorded it."
         text = f"It was {words.DECIDERS[incident.decided_by]} that ended the step. {text}"
-    elif incident.decided_by != "nantrap":
-        title, text = "Recorded it.", "The script uses this value."
     if incident.during != "training":
         title, text = "Reported it.", f"It belongs to no step: it is an {incident.during}, and the run went on."
     if incident.same_as is not None:
