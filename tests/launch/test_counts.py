@@ -426,6 +426,31 @@ def test_an_interrupt_during_a_diagnosis(tmp_path: Path, capsys: pytest.CaptureF
     assert found.verdict == "doubtful"
 
 
+def test_an_interrupt_while_the_graph_of_a_bad_loss_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    import os, signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt(frame, event, called):
+        if event == "c_call" and called is torch.aminmax:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for x, y in batches():
+        optimizer.zero_grad()
+        error = (model(x) - y).square()
+        loss = error.mean() if own["steps"] < 3 else error.neg().log().mean()
+        write()
+        if loss.isnan():
+            sys.setprofile(interrupt)
+        loss.backward()
+        optimizer.step()
+        own["steps"] += 1
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.summary["steps"], found.summary["incidents"]) == (130, found.own["steps"] + 1, 1)
+    assert found.verdict == "doubtful"
+
+
 def test_a_guard_that_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = """
     for x, y in batches(*range(20, 64)):

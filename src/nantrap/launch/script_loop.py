@@ -269,7 +269,11 @@ class ScriptLoop:
                     self._note_left_out(left_out, window, micro)
                 micro.evidence = note_loss_part(loss, call)
             else:
-                self._examine(loss, micro)
+                try:
+                    self._examine(loss, micro)
+                except BaseException:  # the run is interrupted: its end counts the bad loss that it has seen
+                    window.micros.append(micro)
+                    raise
                 if self._drops(window, alone=alone):
                     self.detector.drop_micro_batch(window, micro)
                     return
