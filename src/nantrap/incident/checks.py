@@ -116,7 +116,7 @@ CHECKS: Final = (
     CheckCode("NT875", "double_step", "The optimizer steps twice for one backward pass"),
     CheckCode("NT876", "optimizer_frozen", "Every parameter of the optimizer is frozen"),
     CheckCode("NT877", "optimizer_of_another_model", "The model was made again after the optimizer"),
-    CheckCode("NT878", "exp_overflows", "The exponential of scores that nothing keeps below 88"),
+    CheckCode("NT878", "exp_overflows", "The exponential of scores that nothing keeps in range"),
     CheckCode("NT879", "division_by_running_mean", "A loss divides by a running mean that can be zero"),
     CheckCode("NT880", "normalized_both_sides", "Prediction and target are normalised before a squared error"),
 )

@@ -40,6 +40,8 @@ _WITHOUT_GRADIENT: Final = re.compile(
     r"^(detach|long|int|bool|item|arg(max|min)|arange|linspace|(as_)?tensor|from_numpy|(zeros|ones|full|randn?)(_like)?|"
     r"randint|one_hot|numel|size|len|bincount|is(nan|finite|inf)|[gl][te]|eq|ne|logical_\w+|any|all|floor|ceil|round|sign)$"
 )
+_GIVEN: Final = re.compile(r"^(batch|feats|data|sample|example|inputs)$")
+"""Names of a dictionary of what a data set gives."""
 _ONE_PER_SAMPLE: Final = re.compile(
     r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
 )
@@ -161,14 +163,14 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Si
         name = module.resolve(call.func)
         if name.split(".")[0] in ("numpy", "np", "jax", "jnp", "tensorflow", "tf"):
             continue
-        words = name.startswith("einops")
-        texts = [call.args[index] for index in ((-1, 0) if words else (0,)) if call.args]
+        texts = [call.args[index] for index in (0, -1) if call.args]
         equation = next((value for node in texts if isinstance(value := module.value(node, place.function), str)), None)
         if equation is None:
             continue
         operands = equation.split("->")[0].split(",")
         if len(operands) < 2:
             continue
+        words = name.startswith("einops") or any(_in_words(operand) for operand in operands)
         for operand in operands:
             letters = operand.split() if words else [c for c in operand if c.isalpha()]
             twice = next(
@@ -183,6 +185,12 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Si
                     "give the rows and the columns two letters",
                 )
                 break
+
+
+def _in_words(operand: str) -> bool:
+    """Whether an operand names its axes with words, as einops and fancy_einsum do: `batch head dst src`."""
+    axes = operand.replace("...", " ").split()
+    return len(axes) > 1 and any(len(axis) > 1 for axis in axes)
 
 
 def in_model(module: Module, function: Function, depth: int = 0) -> bool:
@@ -469,7 +477,8 @@ def _learns(module: Module, node: ast.AST, function: Function, line: int, depth:
             return _given_learned(module, name, function, depth)
         return _learns(module, value, function, getattr(value, "lineno", line), depth + 1)
     if isinstance(node, ast.Subscript):
-        return _learns(module, node.value, function, line, depth)
+        of_batch = isinstance(node.slice, ast.Constant) and _GIVEN.match(name_of(node.value))
+        return not of_batch and _learns(module, node.value, function, line, depth)
     return any(
         _learns(module, each, function, line, depth)
         for each in ast.iter_child_nodes(node)

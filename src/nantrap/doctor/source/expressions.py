@@ -312,6 +312,8 @@ def peeled(module: Module, node: ast.expr) -> ast.expr:
             "unbind",
             "select",
             "item",
+            "diagonal",
+            "diag",
         )
         if found is None or found.operand is None:
             return node
