@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -71,6 +72,10 @@ def wide_sample(folder: Path) -> None:
         file.truncate(file.tell() + (400 << 20))
 
 
+def no_values(folder: Path) -> None:
+    (folder / "a.npy").write_bytes(header((1 << 60, 0, 5)))
+
+
 def hdf5(folder: Path) -> Any:
     return pytest.importorskip("h5py").File(folder / "a.h5", "w")
 
@@ -117,6 +122,10 @@ def nested(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"a":' * 100_000 + "1" + "}" * 100_000 + '\n{"x": 1}\n' + "[" * 200_000 + "\n")
 
 
+def many_lists(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"a": [' + "[]," * (5 << 20) + "1]}\n")
+
+
 def long_value(folder: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -159,12 +168,21 @@ def large_member(folder: Path) -> None:
         file.truncate(512 + (200 << 20) + 1024)
 
 
+def linked_members(folder: Path) -> None:
+    with tarfile.open(folder / "a.tar", "w") as file:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE):
+            member = tarfile.TarInfo("a.npy")
+            member.type, member.linkname = kind, "/etc/passwd"
+            file.addfile(member)
+
+
 FILES: list[tuple[Callable[[Path], None], str]] = [
     (expanding_archive, "bytes would expand to 1,090,519,168, more than 200 times as many"),
     (fortran_archive, "a compressed array in Fortran order takes 167,772,160 bytes, at most 134,217,728 are"),
     (many_members, "300 more entries were not read: at most 10,000 arrays of a file are"),
     (many_more_members, "not read: the archive has 1 members, at most 200,000 are read"),
     (wide_sample, "not read: a sample takes 419,430,400 bytes, at most 268,435,456 are read at once"),
+    (no_values, "not read: 1,152,921,504,606,846,976 samples without a value, at most 200,000 are read"),
     (empty_space, "not read: 0 bytes would expand to 8,796,093,022,208, more than 200 times as many"),
     (deep_groups, "1 group was not read: more than 64 groups are around it"),
     (many_datasets, "20 more entries were not read: at most 10,000 arrays of a file are"),
@@ -173,10 +191,12 @@ FILES: list[tuple[Callable[[Path], None], str]] = [
     (many_columns, "not read: it has 20,000 columns, at most 10,000 are read"),
     (many_keys, "200 lines were not read: the lines have more than 10,000 different keys"),
     (nested, "lines were not read"),
+    (many_lists, "1 line not read: more than 1,000,000 lists and objects in a line"),
     (long_value, "a row takes 20,0"),
     (expanding_batch, "a record batch takes 293,601,280 bytes, at most 268,435,456 are read at once"),
     (compressed_tar, "would expand to 1,153,434,112, more than 200 times as many"),
     (large_member, "after 0 samples: not read: a.npy takes 209,715,200 bytes, at most 134,217,728 are read at once"),
+    (linked_members, "3 members not read: links and devices are not followed"),
 ]  # fmt: skip
 
 
@@ -217,7 +237,50 @@ def test_what_is_large_and_ordinary_is_read(tmp_path: Path) -> None:
         group["up"], group["self"], group["back"] = h5py.SoftLink("/"), group, file["/"]
         group["x"] = values
     report = check_data(tmp_path / "loop.h5")
-    assert [(each.slug, each.field) for each in report.findings] == [("non_finite", "a/x")]
+    assert [(each.slug, each.field) for each in report.findings] == [("non_finite", "a/x"), ("unreadable_file", None)]
+    assert report.findings[1].message.startswith("a/back leads back to a group around it: the links form a circle")
+    assert "(and 1 more)" in report.findings[1].message
+
+
+def test_hdf5_opens_no_other_file(tmp_path: Path) -> None:
+    """Links, storage and virtual datasets that lead out of a file are said and not followed, however they loop."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.array([1.0, np.nan])
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["here"] = np.ones(3)
+        file["alias"] = h5py.SoftLink("/here")
+        file["gone"] = h5py.SoftLink("/nothing")
+        file["round"], file["about"] = h5py.SoftLink("/about"), h5py.SoftLink("/round")
+        file["out"] = h5py.ExternalLink("other.h5", "/x")
+        file["through"] = h5py.SoftLink("/out/y")
+        file.create_dataset("stored", shape=(8,), dtype="u1", external=[(str(tmp_path / "pipe"), 0, 8)])
+        layout = h5py.VirtualLayout(shape=(2,), dtype="f8")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "a.h5"), "itself", shape=(2,))
+        file.create_virtual_dataset("itself", layout)  # the HDF5 library overflows its stack on it
+    command = [sys.executable, "-m", "nantrap", "data", str(tmp_path / "a.h5"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["samples"] == 3
+    assert {each["field"]: each["message"] for each in report["findings"]} == {
+        "gone": "a link to something that the file does not have",
+        "round": "not read: a link through more than 128 names, perhaps in a circle",
+        "about": "not read: a link through more than 128 names, perhaps in a circle",
+        "out": "not read: a link to another file, other.h5:/x; check that file",
+        "through": "not read: a link to another file, other.h5:/x; check that file",
+        "stored": "not read: its values are in another file; check those files",
+        "itself": "not read: its values are in other datasets (it is virtual), often of other files; check those files",
+    }
+
+
+def test_empty_lines_are_no_samples(tmp_path: Path) -> None:
+    """Only lines that hold something are listed, whatever their ends are."""
+    (tmp_path / "a.csv").write_bytes(b"a\n" + b"\n" * 1000 + b"1.5\r\n" + b"\r\n\n" * 1000 + b"nan")
+    report = check_data(tmp_path / "a.csv")
+    assert report.samples == 2
+    assert [(each.slug, each.indices) for each in report.findings] == [("non_finite", (1,))]
 
 
 def test_a_quote_over_a_line_end_is_not_cut(tmp_path: Path) -> None:

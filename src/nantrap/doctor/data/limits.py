@@ -20,6 +20,8 @@ MOST_SAMPLE: Final = 256 << 20
 """Bytes of one sample of an array."""
 MOST_LINE: Final = 16 << 20
 """Bytes of one line of text."""
+MOST_LISTS: Final = 1_000_000
+"""Lists and objects in one line of JSON; an empty one takes 30 times as much memory as its two bytes."""
 _FREE: Final = 1 << 30
 _TIMES: Final = 200
 
@@ -36,3 +38,11 @@ def refuse_size(size: int, what: str, most: int = MOST_AT_ONCE) -> None:
     """Raise if something that is read at once is larger than `most`."""
     if size > most:
         raise UnreadableDataError(f"not read: {what} takes {size:,} bytes, at most {most:,} are read at once")
+
+
+def refuse_empty(samples: int, size: int) -> None:
+    """Raise if very many samples take no bytes, as those of an array with a dimension of 0."""
+    if size == 0 and samples > MOST_MEMBERS:
+        raise UnreadableDataError(
+            f"not read: {samples:,} samples without a value, at most {MOST_MEMBERS:,} are counted"
+        )

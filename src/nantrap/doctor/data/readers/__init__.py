@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nantrap.doctor.data.readers import arrays, arrow_files, csv_files, json_lines, tar_files
-from nantrap.doctor.data.readers.array_files import open_hdf5, open_npy, open_npz, open_torch
+from nantrap.doctor.data.readers.array_files import open_npy, open_npz, open_torch
 from nantrap.doctor.data.readers.arrays import digests
+from nantrap.doctor.data.readers.hdf5_files import open_hdf5
 from nantrap.doctor.data.readers.images import EXTENSIONS, is_image
 from nantrap.doctor.data.readers.text_pieces import plan_lines
 from nantrap.doctor.data.roles import DataOptions

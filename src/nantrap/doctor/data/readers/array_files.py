@@ -1,9 +1,8 @@
-"""The files that hold arrays, opened: .npy, .npz, .pt, safetensors and HDF5.
+"""The files that hold arrays, opened: .npy, .npz, .pt and safetensors.
 
 NumPy's object arrays are pickles and are not read. A torch file goes through the checkpoint readers: its pickle is
 read, never run, and what is a field and what is a sample follows the saved object: a dict of tensors has one field per
-key, a tuple one per position, a list of tensors or of dicts is a list of samples. In HDF5 every dataset of numbers is a
-field, named by its path in the file.
+key, a tuple one per position, a list of tensors or of dicts is a list of samples.
 """
 
 from __future__ import annotations
@@ -15,25 +14,21 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.limits import MOST_DEEP, MOST_FIELDS, MOST_MEMBERS, refuse_expansion, refuse_size
+from nantrap.doctor.data.limits import MOST_FIELDS, MOST_MEMBERS, refuse_expansion, refuse_size
 from nantrap.doctor.data.readers.arrays import (
     ArrayField,
     ArrayFile,
     direct_field,
-    kind_of,
     memory_field,
-    native,
     streamed_field,
 )
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import DataProblem, UnreadableDataError
 from nantrap.doctor.data.stored import StoredArray, StoredObject, as_stream, children, open_source, read_stored
-from nantrap.errors import MissingExtraError
 from nantrap.incident.wording import escaped, some_of
 
 _MAGIC = b"\x93NUMPY"
@@ -201,88 +196,6 @@ def _npy_header(head: bytes, read: Any) -> tuple[tuple[int, ...], bool, np.dtype
     if dtype.hasobject:
         raise UnreadableDataError("it holds Python objects as a pickle, which is not run; save plain arrays instead")
     return shape, fortran, dtype, begin + size
-
-
-@contextlib.contextmanager
-def open_hdf5(path: str) -> Iterator[ArrayFile]:
-    """All datasets of numbers. Links out of the file are not followed."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingExtraError("h5py", extra="data") from error
-    with open_source(path) as source:
-        if source.size == 0:
-            raise UnreadableDataError("the file is empty")
-        try:
-            with as_stream(source) as stream, h5py.File(stream, "r") as file:
-                yield replace(_hdf5_fields(h5py, file), changed=source.changed)
-        except (OSError, RuntimeError, KeyError) as error:
-            raise UnreadableDataError(f"not a whole HDF5 file: {error}") from error
-
-
-def _hdf5_fields(h5py: Any, file: Any) -> ArrayFile:
-    """The datasets of a file, each once: groups may be linked into each other. Links by name are not followed."""
-    fields: list[ArrayField] = []
-    problems: list[DataProblem] = []
-    seen: set[Any] = set()
-    waiting = [(file, "", 0)]
-    too_deep = unread = 0
-    while waiting:
-        group, path, depth = waiting.pop()
-        inner = []
-        for name in group:
-            if len(fields) + len(problems) >= MOST_FIELDS:
-                unread += 1
-                continue
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                continue
-            item = group[name]
-            known = h5py.h5o.get_info(item.id)
-            if (known.fileno, known.addr) in seen:
-                continue
-            seen.add((known.fileno, known.addr))
-            full = f"{path}{name}"
-            if isinstance(item, h5py.Group):
-                if depth < MOST_DEEP:
-                    inner.append((item, f"{full}/", depth + 1))
-                else:
-                    too_deep += 1
-            elif isinstance(item, h5py.Dataset):
-                try:
-                    if item.size:
-                        refuse_expansion(item.size * item.dtype.itemsize, item.id.get_storage_size())
-                    fields.append(_hdf5_field(full, item))
-                except UnreadableDataError as error:
-                    problems.append(DataProblem(str(error), full))
-            if unread > MOST_MEMBERS:
-                return ArrayFile(tuple(fields), tuple(problems), unread=unread)
-        waiting += reversed(inner)
-    if too_deep:
-        were = "group was" if too_deep == 1 else "groups were"
-        problems.append(DataProblem(f"{too_deep:,} {were} not read: more than {MOST_DEEP} groups are around it"))
-    return ArrayFile(tuple(fields), tuple(problems), unread=unread)
-
-
-def _hdf5_field(name: str, item: Any) -> ArrayField:
-    """One dataset, read by ranges of samples."""
-    shape = tuple(item.shape or ()) or (1,)
-    used, kind = kind_of(item.dtype, shape[1:])
-    return ArrayField(name, used, kind, shape, _hdf5_reader(item.file, name, kind), math.prod(shape) * used.itemsize)
-
-
-def _hdf5_reader(file: Any, name: str, kind: str) -> Callable[[int, int], Array]:
-    """A function that reads a range of samples of one HDF5 dataset."""
-
-    def read(start: int, stop: int) -> Array:
-        try:
-            item = file[name]  # an open dataset takes 50 kB, so none is held
-            array = np.asarray(item[start:stop] if item.shape else np.asarray(item[()])[None])
-        except (OSError, RuntimeError) as error:
-            raise UnreadableDataError(f"damaged at sample {start:,}: {error}") from error
-        array = native(np.ascontiguousarray(array))
-        return array.view(np.uint16) if kind == "half" else array
-
-    return read
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.limits import MOST_FIELDS, MOST_SAMPLE, refuse_size
+from nantrap.doctor.data.limits import MOST_FIELDS, MOST_SAMPLE, refuse_empty, refuse_size
 from nantrap.doctor.data.measures import Measures, joined, measure, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Block, Rows, ValueKind, digest
@@ -98,6 +98,7 @@ def plan(path: str, format: str, opener: Opener) -> Plan:
                 shapes[each.name] = tuple(each.shape[1:])
                 try:
                     refuse_size(each.bytes // max(1, count), "a sample", MOST_SAMPLE)
+                    refuse_empty(count, each.bytes)
                 except UnreadableDataError as error:
                     problems.append(DataProblem(str(error), each.name))
                     continue

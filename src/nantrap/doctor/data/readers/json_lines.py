@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nantrap.doctor.data.limits import MOST_LISTS
 from nantrap.doctor.data.measures import Measures, joined, measure
 from nantrap.doctor.data.readers.arrow_files import blocks_of_batch, whole_json_table
 from nantrap.doctor.data.readers.records import DEEPEST, measure_records
@@ -20,6 +21,7 @@ from nantrap.doctor.data.readers.text_pieces import line_bounds, read_piece, who
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Scanned, Shard
 from nantrap.doctor.data.stored import open_source
+from nantrap.incident.wording import counted
 
 _LINES = 4_000
 _MOST_NESTED = 64
@@ -80,8 +82,13 @@ def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
     batch: list[tuple[int, Any]] = []
     names: set[str] = set()
     wide: list[int] = []
+    crowded: list[int] = []
     for line in data.split(b"\n"):
         if not line.strip():
+            continue
+        if _openings(line) > MOST_LISTS:
+            crowded.append(made.samples)
+            made.samples += 1
             continue
         try:
             value = json.loads(line) if line.count(b'":') <= MOST_NAMES else None
@@ -102,6 +109,9 @@ def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
     if wide:
         text = f"{len(wide):,} lines were not read: the lines have more than {MOST_NAMES:,} different keys"
         made.problems.append(DataProblem(text, None, tuple(wide)))
+    if crowded:
+        text = f"{counted(len(crowded), 'line')} not read: more than {MOST_LISTS:,} lists and objects in a line"
+        made.problems.append(DataProblem(text, None, tuple(crowded)))
     return made
 
 
@@ -113,8 +123,9 @@ def _fits_a_table(data: bytes) -> bool:
         if len(names) > MOST_NAMES:
             return False
     nested, deepest = 0, 0
-    if max(map(_openings, data.split(b"\n"))) <= _MOST_NESTED:
-        return True
+    most = max(map(_openings, data.split(b"\n")))
+    if most <= _MOST_NESTED or most > MOST_LISTS:
+        return most <= _MOST_NESTED
     for mark in _MARK.findall(data):
         if mark in b"[{":
             nested += 1

@@ -48,7 +48,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     with open_source(shard.path) as source:
         with as_stream(source) as stream:
             try:
-                for key, members in _samples(stream, source.size):
+                for key, members in _samples(stream, source.size, made.problems):
                     index = made.samples
                     record: dict[str, Any] = {}
                     for field, data in members:
@@ -85,14 +85,16 @@ def _damage(error: Exception, samples: int, *, is_tar: bool) -> str:
     return f"the archive is cut after {counted(samples, 'sample')}: {reason}"
 
 
-def _samples(stream: Any, size: int) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+def _samples(stream: Any, size: int, problems: list[DataProblem]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """Samples in the order of the archive. Raises `TarError` where the archive is cut, `UnreadableDataError` at a
     limit.
 
     Args:
         stream: the archive.
         size: its bytes.
+        problems: gets one for all links and devices, which are not followed.
     """
+    others = 0
     current: str | None = None
     members: list[tuple[str, bytes]] = []
     with tarfile.open(fileobj=stream, mode="r:*") as archive:
@@ -100,6 +102,7 @@ def _samples(stream: Any, size: int) -> Iterator[tuple[str, list[tuple[str, byte
             archive.members = []  # type: ignore[attr-defined] # all headers would be kept
             refuse_expansion(member.offset_data + member.size, size)
             if not member.isfile():
+                others += not member.isdir()
                 continue
             refuse_size(member.size, member.name)
             folder, name = posixpath.split(member.name)
@@ -119,6 +122,8 @@ def _samples(stream: Any, size: int) -> Iterator[tuple[str, list[tuple[str, byte
             members.append((extension.lower(), data))
         if current is not None:
             yield current, members
+        if others:
+            problems.append(DataProblem(f"{counted(others, 'member')} not read: links and devices are not followed"))
         if archive.fileobj is not None:  # an archive ends with two blocks of zeros; tarfile does not insist on them
             archive.fileobj.seek(archive.offset)
             if not archive.fileobj.read(512).startswith(b"\0" * 512):

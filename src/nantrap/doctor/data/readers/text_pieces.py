@@ -99,14 +99,12 @@ def line_bounds(data: Array) -> tuple[Array, Array]:
     Args:
         data: bytes.
     """
-    ends = np.flatnonzero(data == 10)
-    if not len(data) or data[-1] != 10:
+    is_end = data == 10
+    after_end = np.append(True, is_end[:-1])[: len(data)]  # one entry for each filled line, not for each empty one
+    starts, ends = np.flatnonzero(after_end & ~is_end), np.flatnonzero(is_end & ~after_end)
+    if len(ends) < len(starts):  # the last line has no end
         ends = np.append(ends, len(data))
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    starts[1:] = ends[:-1] + 1
-    carriage = (ends > starts) & (data[np.maximum(ends - 1, 0)] == 13)
-    ends = ends - carriage
+    ends = ends - (data[ends - 1] == 13)
     filled = ends > starts
     return starts[filled], ends[filled]
 
