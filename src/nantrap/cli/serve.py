@@ -45,7 +45,7 @@ class ServeCommand:
 
             from nantrap.report.serving.access import is_loopback
             from nantrap.report.serving.app import LiveServer
-            from nantrap.report.serving.connections import HeaderTimeout
+            from nantrap.report.serving.connections import LimitedConnection
             from nantrap.report.serving.index import Index
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), extra="serve") from None
@@ -69,8 +69,8 @@ class ServeCommand:
             print(address, flush=True)
             config = uvicorn.Config(
                 application,
-                http=HeaderTimeout,
-                log_level="warning",
+                http=LimitedConnection,
+                log_level="error",
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=2,

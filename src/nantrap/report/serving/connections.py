@@ -1,7 +1,7 @@
-"""Connections of the live page: one that sends no whole request in time is closed.
+"""Connections of the live page: one that sends no whole request in time, or takes no answer, is closed.
 
-uvicorn has a limit for idle connections that were served once, and none for the header of a request. A few hundred
-connections that send half a header would otherwise stay until their owner goes away.
+uvicorn has a limit for idle connections that were served once. It has none for the header of a request, nor for an
+answer that nobody reads. A few hundred such connections would otherwise stay until their owner goes away.
 """
 
 from __future__ import annotations
@@ -12,16 +12,32 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class HeaderTimeout(H11Protocol):
-    """HTTP/1.1 with at most `header_seconds` from the first byte, or from the connection, to the end of the header."""
+class LimitedConnection(H11Protocol):
+    """HTTP/1.1 with at most `header_seconds` from the first byte, or from the connection, to the end of the header.
+
+    What was sent has to be taken within `answer_seconds`.
+    """
 
     header_seconds: ClassVar[float] = 10.0
+    answer_seconds: ClassVar[float] = 30.0
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` is called for whatever the client does not take
         super().connection_made(transport)
         self._wait()
+
+    def pause_writing(self) -> None:
+        """The client does not read: wait for it."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.answer_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read everything."""
+        self._stop_waiting_for_reader()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take the bytes, and wait on if the header is not whole yet."""
@@ -32,8 +48,9 @@ class HeaderTimeout(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer with the connection."""
+        """Forget the timers with the connection."""
         self._stop_waiting()
+        self._stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def _wait(self) -> None:
@@ -45,3 +62,8 @@ class HeaderTimeout(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
