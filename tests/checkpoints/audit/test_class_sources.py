@@ -240,7 +240,7 @@ def test_no_class_on_this_machine_that_runs_code_is_called_ok(
         assert (name, checkpoint.verdict) == (name, verdict)
         assert main(["audit", str(path)]) == code
         assert capsys.readouterr().out.startswith(f"{verdict:<3} ")
-    assert checkpoint.problems[0].message == "the pickle names attacklib.Plain, and runs none of their code"
+    assert checkpoint.problems[0].message == "loading it imports attacklib.Plain, and runs nothing else of that"
 
 
 def test_code_that_cannot_be_judged_is_reported_and_not_moved(

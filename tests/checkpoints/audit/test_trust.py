@@ -153,7 +153,7 @@ def test_one_error_one_warning_and_one_note_say_what_was_wanted() -> None:
         "loading it needs the code of a.B, a.C, a.D, a.E and 1 more, which is not on this machine: "
         "what it does is not known; the tensors were read without it"
     )
-    assert note.message == "the pickle names mylib.run\\x1b[2J, and runs none of their code"
+    assert note.message == "loading it imports mylib.run\\x1b[2J, and runs nothing else of that"
     assert note.severity == "note"
     assert problems_of_imports(Imports({})) == ()
 

@@ -151,7 +151,7 @@ def problems_of_imports(imports: Imports) -> tuple[CheckpointProblem, ...]:
         )
         problems.append(checkpoint_problem("NT910", text, severity="warning", imports=imports.made))
     if imports.named:
-        text = f"the pickle names {_join(imports.named)}, and runs none of their code"
+        text = f"loading it imports {_join(imports.named)}, and runs nothing else of that"
         problems.append(checkpoint_problem("NT910", text, severity="note", imports=imports.named))
     return tuple(problems)
 
