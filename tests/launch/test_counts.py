@@ -391,6 +391,36 @@ def test_an_interrupt_in_a_healthy_step(tmp_path: Path, capsys: pytest.CaptureFi
     assert "being diagnosed" not in found.said
 
 
+def test_an_interrupt_while_a_bad_step_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was judged yet; what the forward pass wrote into a buffer is restored all the same."""
+    body = """
+    import os, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    class Rate(float):
+        def __float__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            return 0.01
+
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    try:
+        for x, y in batches(5, value=float("nan")):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            if x.isnan().any():
+                optimizer.param_groups[0]["lr"] = Rate(0.01)
+            optimizer.step()
+            own["steps"] += 1
+    finally:
+        own["finite"] = all(value.isfinite().all().item() for value in model.state_dict().values())
+        write()
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.own["finite"], found.summary["bad"]) == (130, True, [])
+
+
 def test_an_interrupt_during_a_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = """
     import os, signal

@@ -44,24 +44,29 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
         session.armed.stop()
     if (window.judged or window.dropped) and not gather(session, driver, window):
         return refuse_dropped(session, driver, window)
-    reading = read(session, driver, window)
-    if not math.isfinite(reading.norm) and window.micros[0].given is not None:
-        reading = without_bad_heads(session, driver, window, reading)
-    decision = decide(session, driver, window, reading)
-    if decision.verdict.signalled:
-        reading = without_signal(session, driver, reading)
-    if decision.kind is Kind.APPLY:
-        if reading.buffers_bad:
-            put_back_buffers(session, window, reading)
-        undone, verdict = make_update(session, driver, window, reading, careful=decision.verdict.careful)
-        if verdict is None:
-            return accept(session, driver, window, reading)
-        decision = judge(verdict, session.policy)
-    elif decision.kind is Kind.PROBE:
-        return probe(session, driver, window, reading)
-    else:
-        undone = []
-    observation = observe_step(session, driver, window, reading, decision, undone)
+    try:
+        reading = read(session, driver, window)
+        if not math.isfinite(reading.norm) and window.micros[0].given is not None:
+            reading = without_bad_heads(session, driver, window, reading)
+        decision = decide(session, driver, window, reading)
+        if decision.verdict.signalled:
+            reading = without_signal(session, driver, reading)
+        if decision.kind is Kind.APPLY:
+            if reading.buffers_bad:
+                put_back_buffers(session, window, reading)
+            undone, verdict = make_update(session, driver, window, reading, careful=decision.verdict.careful)
+            if verdict is None:
+                return accept(session, driver, window, reading)
+            decision = judge(verdict, session.policy)
+        elif decision.kind is Kind.PROBE:
+            return probe(session, driver, window, reading)
+        else:
+            undone = []
+        observation = observe_step(session, driver, window, reading, decision, undone)
+    except BaseException:  # Ctrl+C before the step was judged: its forward pass may have written NaN into buffers
+        if session.policy.on_incident != "observe" and session.protected.ledger.any_bad():
+            session.protected.ledger.restore_buffers()
+        raise
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(session, driver, window, reading, observation)
     return refuse_bad(session, driver, window, reading, observation, decision)
