@@ -7,8 +7,9 @@ import math
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
@@ -60,3 +61,42 @@ def test_guards_of_optimizers_that_the_script_keeps_stay(tmp_path: Path) -> None
         guarded = {id(loop.optimizer) for loop in attachment.registry.guards}
         assert all(id(optimizer) in guarded for optimizer in kept)
         assert len(attachment.registry.guards) < 31 + 40
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_second_optimizer_over_the_same_parameters_tells_a_bad_step_once(tmp_path: Path, keeps: bool) -> None:
+    """The first one makes no step any more: the micro-batches of the second are not added up for it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 2), nn.Linear(2, 1))
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        first = optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)  # the head alone, then the whole model
+        seen: list[weakref.ref[Tensor]] = []
+        for step in range(30):
+            if step == 3:
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+                first = first if keeps else optimizer
+            batch = torch.randn(8, 64)
+            seen.append(weakref.ref(batch))
+            if step == 20:
+                batch[3, 1] = math.nan
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        summary = RunSummary.of(attachment)
+        assert sum(each() is not None for each in seen[3:20]) <= 8  # what the guard keeps of good steps
+    assert (summary.steps, summary.applied, summary.incidents) == (30, 29, 1)
+
+
+def test_a_step_that_never_comes_holds_few_batches(tmp_path: Path) -> None:
+    """Gradients for saliency maps, or very many micro-batches: the last are kept for a replay, and small ones."""
+    model = nn.Linear(20_000, 1)
+    seen: list[weakref.ref[Tensor]] = []
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(60):
+            batch = torch.randn(8, 20_000)
+            seen.append(weakref.ref(batch))
+            model(batch).square().mean().backward()
+        del batch
+        assert 16 <= sum(each() is not None for each in seen) <= 17
+        optimizer.step()

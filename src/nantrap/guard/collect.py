@@ -38,7 +38,7 @@ from nantrap.guard.torch_private import (
     is_any_autocast_on,
     without_transforms,
 )
-from nantrap.guard.window import Micro, Window
+from nantrap.guard.window import MOST_WHOLE, Micro, Window
 from nantrap.incident.wording import some_of
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.failure import active_replays, is_replaying
@@ -268,6 +268,8 @@ class Collector:
             # its forward pass was not seen (a submodule was called instead of the model): the buffers have moved on
             judge_micro_batch(self.session, self._driver, window, buffers=False)
         window.micros.append(micro)
+        if len(window.micros) > MOST_WHOLE:
+            window.release_earlier()
         loss = micro.loss
         total = loss.total
         recorder = self.session.recorder

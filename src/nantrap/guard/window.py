@@ -19,6 +19,11 @@ from nantrap.guard.torch_private import add_all
 from nantrap.incident import Finding
 from nantrap.locate import RngState, RootCall
 
+MOST_WHOLE = 16
+"""So many micro-batches of a step are kept with all that a replay needs."""
+_SMALL = 256 * 2**10
+_MOST_SMALL = 1024
+
 
 @dataclass(slots=True)
 class Micro:
@@ -119,6 +124,18 @@ class Window:
     def separate(self) -> bool:
         """Whether the gradients of its micro-batches were kept apart, so that a bad one could be dropped."""
         return not self.whole and bool(self.judged or self.dropped)
+
+    def release_earlier(self) -> None:
+        """Let go of what an earlier good micro-batch would be replayed with, unless that is small: a program may add
+        up many, or never make the step. Call it once for each micro-batch beyond `MOST_WHOLE`."""
+        micro = self.micros[-MOST_WHOLE - 1]
+        if micro.bad:
+            return
+        micro.evidence = micro.given = None
+        micro.loss = Loss(micro.loss.total.detach(), micro.loss.terms)
+        call = micro.root_call
+        if call is not None and (len(self.micros) > _MOST_SMALL or sum(c.kept_bytes() for c in call.chain()) > _SMALL):
+            micro.root_call = None
 
     def count(self, micro: Micro) -> None:
         """A micro-batch whose loss and terms enter those of the step."""

@@ -152,10 +152,15 @@ def _clears(owner: Any, loop: ScriptLoop, *, inherited: bool) -> bool:
 
     Its optimizer does, and a module that holds its model. The wrapper of a framework does where it inherits torch's own
     `zero_grad` (Lightning's); one with a method of its own (Accelerate's) calls the optimizer's, or leaves it out.
+    Another optimizer over some of the same parameters does: a script may use one after the other.
     """
     if isinstance(owner, nn.Module):
         return any(module is loop.model for module in owner.modules())
-    return owner is loop.optimizer or (inherited and innermost(owner) is loop.optimizer)
+    inner = innermost(owner) if inherited else owner
+    if inner is loop.optimizer or not isinstance(inner, Optimizer):
+        return inner is loop.optimizer
+    owned = {id(parameter) for group in inner.param_groups for parameter in group["params"]}
+    return not owned.isdisjoint(map(id, loop.parameters))
 
 
 def _backward(registry: OptimizerRegistry, scaled: Scaled, original: Any) -> Any:

@@ -40,7 +40,7 @@ from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import has_pre_hooks, version_of
-from nantrap.guard.window import Micro, Window
+from nantrap.guard.window import MOST_WHOLE, Micro, Window
 from nantrap.incident import Incident
 from nantrap.launch.event_detector import EventDetector
 from nantrap.launch.position import Position
@@ -278,6 +278,8 @@ class ScriptLoop:
                     self.detector.drop_micro_batch(window, micro)
                     return
         window.micros.append(micro)
+        if len(window.micros) > MOST_WHOLE:
+            window.release_earlier()
         if collector.together:
             collector.tell_ranks(window)
         self._in_backward = True

@@ -169,6 +169,11 @@ class RootCall:
                 found[output.path] = gradient
         return found
 
+    def kept_bytes(self) -> int:
+        """The memory that is held for it: inputs, outputs, and their gradients."""
+        held: list[Any] = [self.args, self.kwargs, *((each.value, each.gradient) for each in self.watched)]
+        return sum(size_in_bytes(tensor) for _, tensor in tensors_of(held))
+
     def watch_output(self, output: Any) -> None:
         """Remember where the model's part of the graph ends, and the gradient that comes back to it."""
         self.running = False
