@@ -391,6 +391,24 @@ def test_an_interrupt_in_a_healthy_step(tmp_path: Path, capsys: pytest.CaptureFi
     assert "being diagnosed" not in found.said
 
 
+def test_buffers_that_a_forward_pass_spoils_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A discriminator sees a real picture of 1e30 and then a fake one: the variance overflows, the loss does not."""
+    body = """
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for x, y in batches(5, 20, 41, value=1e30):
+        optimizer.zero_grad()
+        (model(x).mean() - model(torch.randn(4, 6)).mean()).backward()
+        optimizer.step()
+        own["steps"] += 1
+    own["finite"] = all(value.isfinite().all().item() for value in model.state_dict().values())
+    """
+    found = run(body, tmp_path, capsys)
+    assert (found.code, found.own["finite"], found.summary["applied"], found.summary["incidents"]) == (0, True, 16, 0)
+    assert found.said.count("a forward pass left non-finite values in buffer 0.running_var; they were restored") == 1
+    assert "forward passes after which non-finite buffers were restored: 3" in found.said
+
+
 def test_an_interrupt_while_a_bad_step_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing was judged yet; what the forward pass wrote into a buffer is restored all the same."""
     body = """

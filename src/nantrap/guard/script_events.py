@@ -29,6 +29,7 @@ class EventKind(enum.Enum):
     VALUE_USED = "used a value that is not finite, and no optimizer makes a step from it"
     NOT_CLEARED = "added the gradients of a step to those of the step before"
     STEP_REPEATED = "made a step a second time with the same gradients"
+    BUFFERS_RESTORED = "ran a forward pass that left non-finite values in buffers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ _SAID = {
         "optimizer.step() is called twice for each backward pass, so each update is made twice{words} "
         "(NT875 double_step)"
     ),
+    (EventKind.BUFFERS_RESTORED, 1): (
+        "step {step:,}: a forward pass left non-finite values in buffer {words}; they were restored. Further such "
+        "passes are counted, not printed"
+    ),
 }
 """What is printed when this many events of a kind are in a row."""
 
@@ -84,6 +89,10 @@ _SAID_AT_THE_END = {
         "the gradients were not cleared in the last {number:,} steps (NT871 zero_grad_missing)",
     ),
     EventKind.STEP_REPEATED: (_OFTEN, "{number:,} updates were made twice (NT875 double_step)"),
+    EventKind.BUFFERS_RESTORED: (
+        1,
+        "forward passes after which non-finite buffers were restored: {number:,}",
+    ),
 }
 """From how many events in a row on the summary has a line, and the line."""
 

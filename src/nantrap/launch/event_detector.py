@@ -237,10 +237,8 @@ class EventDetector:
         if bad and self._session.policy.on_incident != "observe":
             ledger.restore_buffers()
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            self._session.recorder.say(
-                f"step {self._session.progress.step:,}: a forward pass that was not trained on left non-finite values "
-                f"in buffer {bad[0]}{others}; they were restored"
-            )
+            step = self._session.progress.step
+            self.events.note(ScriptEvent(EventKind.BUFFERS_RESTORED, bad[0] + others, step=step))
 
     # ---- mistakes that show without any NaN
 

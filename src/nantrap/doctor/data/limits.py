@@ -43,6 +43,4 @@ def refuse_size(size: int, what: str, most: int = MOST_AT_ONCE) -> None:
 def refuse_empty(samples: int, size: int) -> None:
     """Raise if very many samples take no bytes, as those of an array with a dimension of 0."""
     if size == 0 and samples > MOST_MEMBERS:
-        raise UnreadableDataError(
-            f"not read: {samples:,} samples without a value, at most {MOST_MEMBERS:,} are counted"
-        )
+        raise UnreadableDataError(f"not read: {samples:,} samples without a value, at most {MOST_MEMBERS:,} are read")
