@@ -42,8 +42,8 @@ def exp_overflows(module: Module, repository: Repository) -> Iterator[Sighting]:
     for call, place in module.sites("exp", "exp_"):
         found = operation(module, call)
         function = place.function
-        if found is None or found.operand is None:
-            continue
+        if found is None or found.operand is None or _in_lambda(call, place):
+            continue  # what a lambda is given is not seen
         sinkhorn = "sinkhorn" in _title(function)
         if not sinkhorn and not in_model(module, function):
             continue
@@ -165,6 +165,9 @@ def division_by_running_mean(module: Module, repository: Repository) -> Iterator
             continue
         names = {dotted(each) for each in ast.walk(divisor)} - {""}
         kept = next((name for name in sorted(names) if _is_running(module, function, name)), None)
+        given = function.latest(kept, division.lineno) if kept is not None else None
+        if given is not None and has_epsilon(module, given, function):
+            continue
         if kept is not None:
             yield Sighting.of(
                 division,
@@ -215,6 +218,11 @@ def _is_negative(node: ast.expr) -> bool:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return name_of(node.func) == "neg"
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def _in_lambda(call: ast.Call, place: CodePlace) -> bool:
+    functions = [each for each in ast.walk(place.statement) if isinstance(each, ast.Lambda)]
+    return any(inner is call for each in functions for inner in ast.walk(each))
 
 
 def _is_temperature(node: ast.expr) -> bool:

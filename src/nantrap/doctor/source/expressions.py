@@ -371,7 +371,9 @@ def has_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
 
 
 def is_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
-    """Whether a summand is a positive constant, or is called one: `1e-8`, `self.eps`, `torch.finfo(...).eps`."""
+    """Whether a summand is a positive constant, or is called one: `1e-8`, `n * self.eps`, `torch.finfo(...).eps`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return any(is_epsilon(module, side, function) for side in (node.left, node.right) if dotted(side))
     value = module.value(node, function)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value > 0
