@@ -107,7 +107,11 @@ def test_a_folder_of_runs_gives_a_line_for_each(tmp_path: Path, capsys: pytest.C
     assert {run["verdict"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"healthy", "sick"}
     for command in ("report", "watch"):
         assert main([command, str(tmp_path / "runs")]) == 2
-        assert "holds 2 runs; give one: nantrap " + command in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) == 2
+        assert f"holds 2 runs; give one: nantrap {command} " in err
+        assert main([command, str(tmp_path / "runs"), "--json", *(["--once"] if command == "watch" else [])]) == 2
+        assert {run["verdict"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"healthy", "sick"}
     assert main(["check", str(tmp_path / "runs" / "fine")]) == 0
 
 

@@ -121,3 +121,21 @@ def test_what_no_reader_knows_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["not_read"] == [str(tmp_path / n) for n in ("README", "a.rar", "b.rar")]
     assert main(["data", str(tmp_path / "x.npy")]) == 0
     assert "not read" not in capsys.readouterr().out
+
+
+def test_the_runs_of_nantrap_in_a_folder_are_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside them, data files are read; other JSON lines in a folder of the same name as well."""
+    np.save(tmp_path / "x.npy", np.arange(20.0))
+    for run in ("runs/a", "runs/b"):
+        bundle = tmp_path / run / "incidents" / "000007-r0"
+        bundle.mkdir(parents=True)
+        (tmp_path / run / "journal-r0.jsonl").write_text('{"step": 0, "loss": NaN}\n' * 9)
+        np.save(bundle / "kept.npy", np.full(9, np.nan))
+    (tmp_path / "runs_of_mine").mkdir()
+    (tmp_path / "runs_of_mine" / "rows.jsonl").write_text('{"x": 1.0}\n{"x": 2.0}\n')
+    assert main(["data", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["files"], document["samples"]) == (2, 22)
+    a, b = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
+    assert document["notes"] == [f"{a}, {b} are runs of nantrap and no data: nantrap check judges them"]
+    assert main(["data", str(a)]) == 1, "a folder that is named is read"

@@ -72,7 +72,7 @@ def test_no_color_is_honoured(capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_json_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "NT302", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert set(data) == {"code", "slug", "title", "what", "example", "why", "fix", "proof", "family"}
+    assert set(data) == {"schema", "code", "slug", "title", "what", "example", "why", "fix", "proof", "family"}
     assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", NT302.program)
 
 
@@ -80,8 +80,8 @@ def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     expected = [each.code for each in cause_pages()] + [each.code for each in check_pages()]
-    assert [each["code"] for each in data] == expected
-    assert data[1] == {
+    assert [each["code"] for each in data["found"]] == expected
+    assert data["found"][1] == {
         "code": "NT101",
         "slug": "bad_input_data",
         "title": "The batch holds values that no model can train on",
@@ -106,7 +106,7 @@ def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_words_find_causes(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    codes = [found["code"]] if isinstance(found, dict) else [each["code"] for each in found[:4]]
+    codes = [found["code"]] if "code" in found else [each["code"] for each in found["found"][:4]]
     assert code in codes
 
 

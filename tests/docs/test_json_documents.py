@@ -16,7 +16,19 @@ import nantrap
 from nantrap.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-OPEN = {"evidence", "status", "causes", "guesses", "facts", "environment", "report", "values", "incident", "injected"}
+OPEN = {
+    "evidence",
+    "status",
+    "causes",
+    "guesses",
+    "facts",
+    "environment",
+    "report",
+    "values",
+    "incident",
+    "injected",
+    "runs",
+}
 """What is below these keys depends on what was found; `values` of a check, for one."""
 
 
@@ -59,6 +71,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nantrap.report/1", ["report", "run", "--format", "json", "-o", "-"]),
         ("nantrap.replay/1", ["replay", "run/incidents/000007-r0", "--json"]),
         ("nantrap.watch/1", ["watch", "run", "--json", "--once"]),
+        ("nantrap.check-all/1", ["check", ".", "--json"]),
+        ("nantrap.report/1", ["report", "run/incidents/000007-r0", "--json"]),
+        ("nantrap.plot/1", ["plot", "run", "--json"]),
+        ("nantrap.explain/1", ["explain", "NT203", "--json"]),
+        ("nantrap.explain/1", ["explain", "NT851", "--json"]),
+        ("nantrap.explain/1", ["explain", "NT151", "--json"]),
+        ("nantrap.explain/1", ["explain", "sqrt", "--json"]),
     ],
 )
 def test_every_key_is_on_the_page(

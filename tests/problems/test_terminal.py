@@ -13,6 +13,9 @@ BAD = Problem("loss_falls", "error", "the loss rises\x1b[2J", "lower it")
 GOOD = Problem("spikes", "ok", "3 × nothing", "not shown")
 
 
+LONG = "none of the 40 losses of this run reached the weights, and the last one is 0.25"
+
+
 class Terminal(io.TextIOWrapper):
     """A terminal with an encoding."""
 
@@ -73,3 +76,31 @@ def test_the_worst() -> None:
     assert worst([GOOD, BAD]) == "error"
     assert worst([GOOD]) == "ok"
     assert worst([]) == "unjudged"
+
+
+def test_a_terminal_gets_long_lines_wrapped_below_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal("utf-8")
+    Printer(out).lines(check_lines(Problem("loss_finite", "warning", LONG, LONG), "  "))
+    monkeypatch.setenv("COLUMNS", "60")
+    Printer(out).line(("a label of more than 24 characters", "bold"), f": {LONG}")
+    Printer(out).line(("12 | ", "blue"), (f"{LONG} # code is not wrapped", ""))
+    lines = out.text().splitlines()
+    assert lines[:3] == [
+        "  ▲ loss_finite  none of the 40 losses of this run",
+        "                 reached the weights, and the last",
+        "                 one is 0.25",
+    ]
+    assert lines[-3:-1] == [
+        "a label of more than 24 characters: none of the 40 losses of",
+        "    this run reached the weights, and the last one is 0.25",
+    ]
+    assert lines[-1] == f"12 | {LONG} # code is not wrapped"
+
+
+def test_a_pipe_gets_each_line_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    out = io.StringIO()
+    Printer(out).line("  ", f"{LONG}, {LONG}")
+    assert out.getvalue() == f"  {LONG}, {LONG}\n"

@@ -11,13 +11,13 @@ import importlib
 import inspect
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from nantrap._version import __version__
 from nantrap.errors import NantrapError, needs_torch
 from nantrap.incident.wording import escaped
+from nantrap.problems.terminal import Printer, wrapped
 
 __all__ = ["COMMANDS", "main"]
 
@@ -27,6 +27,7 @@ COMMANDS: Final = (
 )  # fmt: skip
 """The commands in the order of the help. `run` is the class `RunCommand` in the module `run` of this package."""
 
+_WHAT: Final = "nantrap stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause."
 _FIRST: Final = (
     ("my loss is NaN", "nantrap run train.py --your --options"),
     ("it went NaN last night", "nantrap report runs/exp1"),
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `nantrap` with these arguments (those of the process by default) and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
-        print(_start_text(), file=sys.stderr)
+        _show_start(Printer(sys.stderr))
         return 2
     names = (given[0],) if given[0] in COMMANDS else () if given == ["--version"] else COMMANDS
     parser = make_parser(names)
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         return int(parsed.run(parsed))
     except NantrapError as error:
-        print(f"error: {escaped(' '.join(str(error).split()), most=4000)}", file=sys.stderr)
-        return 2
+        return _fail(escaped(" ".join(str(error).split()), most=4000))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -82,41 +82,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {escaped(f'{where}{error.strerror or error}', most=4000)}", file=sys.stderr)
-        return 2
+        return _fail(escaped(f"{where}{error.strerror or error}", most=4000))
     except Exception as error:  # 1 means that problems were found: a failure of ours must not look like one
         if isinstance(error, ModuleNotFoundError) and (missing := needs_torch(error)):
-            print(f"error: {missing}", file=sys.stderr)
-            return 2
+            return _fail(str(missing))
         if os.environ.get("NANTRAP_DEBUG"):
             raise
         words = escaped(" ".join(str(error).split()), most=1000)
-        print(f"error: nantrap itself failed: {type(error).__name__}: {words}", file=sys.stderr)
-        print("help: NANTRAP_DEBUG=1 shows where; please report it with the command that you ran", file=sys.stderr)
-        return 2
+        return _fail(
+            f"nantrap itself failed: {type(error).__name__}: {words}",
+            "NANTRAP_DEBUG=1 shows where; please report it with the command that you ran",
+        )
 
 
-def _start_text() -> str:
-    """One line for each problem, with the command for it."""
+def _fail(error: str, help: str = "") -> int:
+    """Print an error, and what helps; 2, the exit code of it."""
+    printer = Printer(sys.stderr)
+    printer.line(("error", "bold red"), f": {error}")
+    if help:
+        printer.line(("help", "bold cyan"), f": {help}")
+    return 2
+
+
+def _show_start(printer: Printer) -> None:
+    """Print what nantrap is, and one line for each problem with the command for it."""
     widest = max(len(why) for why, _ in _FIRST)
-    lines = [f"  {why:<{widest}}   {line}" for why, line in _FIRST]
-    return "\n".join(
-        [
-            "nantrap stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",
-            "",
-            "What to do first:",
-            *lines,
-            "",
-            "`nantrap --help` lists every command, `nantrap COMMAND --help` explains one.",
-        ]
-    )
+    printer.line(_WHAT)
+    printer.line("")
+    printer.line("What to do first:")
+    for why, line in _FIRST:
+        printer.line((f"  {why:<{widest}}  {line}", ""))
+    printer.line("")
+    printer.line("`nantrap --help` lists every command, `nantrap COMMAND --help` explains one.")
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the command line, with these commands."""
     parser = argparse.ArgumentParser(
         prog="nantrap",
-        description="Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",
+        description=_WHAT,
         epilog="`nantrap COMMAND --help` explains one command.",
     )
     parser.add_argument("--version", action="version", version=f"nantrap {__version__}")
@@ -139,11 +143,8 @@ class _WrappedHelp(argparse.HelpFormatter):
     """Help whose paragraphs are wrapped to the terminal; lines that are indented stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        wrapped = [
-            part if part.startswith(" ") else textwrap.fill(" ".join(part.split()), width, break_on_hyphens=False)
-            for part in text.split("\n\n")
-        ]
-        return textwrap.indent("\n\n".join(wrapped), indent)
+        parts = text.split("\n\n")
+        return "\n\n".join(part if part[:1] == " " else "\n".join(wrapped(part, width)) for part in parts)
 
 
 def _load(name: str) -> Command:

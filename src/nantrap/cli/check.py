@@ -21,9 +21,15 @@ from nantrap.problems.terminal import Line, Printer, check_lines, marked
 if TYPE_CHECKING:
     from nantrap.health import HealthFinding, HealthVerdict
 
-_EPILOG = (
-    """A plan (--expect) says what the run should do, as a whole and stage by stage: see docs/commands/check.md."""
-)
+_EPILOG = """A plan (--expect) says what the run should do, as a whole and stage by stage:
+
+  stages:
+    - name: warm up
+      epochs: 1-5          # or steps: 0-3000
+      loss: falls          # falls, stable, or limits: {below: 5}
+      incidents: 0         # at most
+      values: {grad_norm: {below: 10}}
+"""
 
 _KINDS: Final = {
     "nantrap": "nantrap journal", "jsonl": "JSON lines", "json": "JSON log", "csv": "table", "text": "text log",
@@ -80,7 +86,7 @@ class CheckCommand:
         else:
             Printer(sys.stdout).lines(_as_lines(verdict))
         for problem in run.problems:
-            print(f"warning: {escaped(problem, most=1000)}", file=sys.stderr)
+            Printer(sys.stderr).line(("warning", "bold yellow"), f": {escaped(problem, most=1000)}")
         return 1 if verdict.outcome in bad else 0
 
 
@@ -91,11 +97,7 @@ def _check_all(runs: Sequence[Path], arguments: argparse.Namespace, bad: Collect
     if arguments.expect or arguments.format in ("junit", "github"):
         raise UsageError(f"{arguments.path} holds {len(runs):,} runs; --expect and this format take one of them")
     verdicts = judged(runs)
-    if arguments.json or arguments.format == "json":
-        document = {"schema": "nantrap.check-all/1", "runs": [verdict.to_dict() for _, verdict in verdicts]}
-        print(json.dumps(document, allow_nan=False))
-    else:
-        show_verdicts(verdicts)
+    show_verdicts(verdicts, as_json=arguments.json or arguments.format == "json")
     return 1 if any(verdict.outcome in bad for _, verdict in verdicts) else 0
 
 

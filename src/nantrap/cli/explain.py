@@ -12,7 +12,7 @@ from typing import Any
 from nantrap.errors import UsageError
 from nantrap.incident.checks import DataRule
 from nantrap.pages import Page, cause_pages, check_pages, find_page, search
-from nantrap.report.terminal import wrapped
+from nantrap.problems.terminal import wrapped
 
 _WIDEST = 100
 _NARROWEST = 30
@@ -37,7 +37,7 @@ class ExplainCommand:
         """Print the page of a cause or check, the list of all, or those that match the words."""
         if not arguments.cause:
             found = (*cause_pages(), *check_pages())
-            print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
+            print(_as_json({"found": [_entry(each) for each in found]}) if arguments.json else _listed(found))
             return 0
         wanted = " ".join(arguments.cause)
         try:
@@ -46,7 +46,8 @@ class ExplainCommand:
             matches = search((*cause_pages(), *check_pages()), wanted)
             if not matches:
                 raise
-            print(_as_json([_entry(each) for each in matches]) if arguments.json else _matched(matches, wanted))
+            listed = _as_json({"found": [_entry(each) for each in matches]})
+            print(listed if arguments.json else _matched(matches, wanted))
             return 0
         if isinstance(chosen, DataRule):
             print(_as_json(chosen._asdict()) if arguments.json else chosen.text())
@@ -108,5 +109,5 @@ def _entry(each: Page) -> dict[str, str]:
     return {"code": each.code, "slug": each.slug, "title": each.title, "family": each.family}
 
 
-def _as_json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+def _as_json(document: dict[str, Any]) -> str:
+    return json.dumps({"schema": "nantrap.explain/1", **document}, indent=2, ensure_ascii=False)

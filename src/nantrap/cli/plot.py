@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from nantrap.incident.wording import escaped
+from nantrap.problems.terminal import Printer
 
 _DEFAULT = "loss_curve.png"
 
@@ -37,6 +39,7 @@ class PlotCommand:
         parser.add_argument("--side-by-side", action="store_true", help="a column of panels for each run")
         parser.add_argument("--rank", type=int, metavar="N", help="the rank to draw (default: the lowest)")
         parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        parser.add_argument("--json", action="store_true", help="say as JSON on stdout what was drawn")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
@@ -72,11 +75,13 @@ class PlotCommand:
             record.write_atomically(output, picture)
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror or error}") from None
-        for run in runs:
-            if only is not None and all(run.main.get(name) is None for name in only):
-                words = " or ".join(options.columns)
-                print(escaped(f"warning: {run.path}: nothing is drawn, it has no {words}", most=1000), file=sys.stderr)
-            for problem in run.problems:
-                print(escaped(f"warning: {run.name}: {problem}", most=1000), file=sys.stderr)
-        print(output)
+        warnings = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+        if only is not None:
+            words = " or ".join(options.columns)
+            bare = [run for run in runs if all(run.main.get(name) is None for name in only)]
+            warnings += [f"{run.path}: nothing is drawn, it has no {words}" for run in bare]
+        for warning in warnings:
+            Printer(sys.stderr).line(("warning", "bold yellow"), f": {escaped(warning, most=1000)}")
+        document = {"schema": "nantrap.plot/1", "picture": str(output), "runs": arguments.paths, "warnings": warnings}
+        print(json.dumps(document) if arguments.json else output)
         return 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import counted, escaped
 from nantrap.problems.progress import ProgressBar
-from nantrap.problems.terminal import STYLES, Printer
+from nantrap.problems.terminal import STYLES, Printer, wrapped
 
 if TYPE_CHECKING:
     from nantrap.doctor.preflight import PreflightCheck, PreflightReport
@@ -61,22 +60,23 @@ class PreflightCommand:
             raise UsageError(f"{arguments.factory} names no factory; write module:function, for example train:make")
         from nantrap.doctor.preflight import preflight
 
-        printer = Printer(sys.stderr)
-        printer.line(f"preflight of {escaped(arguments.factory)} (your own code is run)")
+        remark = Printer(sys.stderr)
+        remark.line(("note", "bold cyan"), f": {escaped(arguments.factory)} is imported and run: your own code")
         made = 0
         with ProgressBar(sys.stderr, after=0.0) as bar:
             bar.show_checks(made, _CHECKS)
-            above = Printer(sys.stderr)  # the stream that writes above the bar
 
             def say(check: PreflightCheck) -> None:
                 nonlocal made
                 if check.status != "skip" or arguments.verbose or check.name == "default":
-                    say_check(above, check, printer.width)
+                    # a printer made now writes above the bar, which has replaced the streams
+                    say_check(Printer(sys.stderr if arguments.json else sys.stdout), check, remark.width)
+                    sys.stdout.flush()
                 made += check.name != "default"  # a note about a default is no check
                 bar.show_checks(made, _CHECKS)
 
             report = preflight(arguments.factory, ranks=arguments.ranks, compiled=arguments.compile, on_check=say)
-        say_summary(printer, report)
+        say_summary(Printer(sys.stderr if arguments.json else sys.stdout), report)
         if arguments.json:
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
@@ -87,21 +87,20 @@ def say_summary(printer: Printer, report: PreflightReport) -> None:
     """Print what was tested and how many checks went how."""
     counts = Counter(check.status for check in report.checks)
     summary = (
-        f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "
-        f"{counts['fail']} failed, "
+        f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, {counts['fail']} failed, "
         f"{counts['skip']} not applicable, {report.seconds:.1f} s"
     )
-    for line in textwrap.wrap(summary, printer.width, break_on_hyphens=False):
+    for line in wrapped(summary, printer.width):
         printer.line(line)
 
 
 def say_check(printer: Printer, check: PreflightCheck, columns: int) -> None:
     """Print a check with its message and its help, wrapped at the terminal's width."""
     width = max(60, min(columns, 100)) - _INDENT
-    lines = [escaped(line) for line in textwrap.wrap(check.message, width)] or [""]
+    lines = [escaped(line) for line in wrapped(check.message, width)]
     printer.line((f"{check.status:<5}", STYLES[check.severity]), (f"{check.name:<25}", "bold"), lines[0])
     for line in lines[1:]:
         printer.line(" " * _INDENT + line)
     if check.help and check.status in ("warn", "fail"):
-        for line in textwrap.wrap(f"help: {check.help}", width):
+        for line in wrapped(f"help: {check.help}", width):
             printer.line(" " * _INDENT + escaped(line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -46,12 +47,13 @@ def runs_below(path: str) -> list[Path]:
     return sorted(found, key=_written, reverse=True)
 
 
-def list_runs(path: str, command: str) -> int:
+def list_runs(path: str, command: str, *, as_json: bool = False) -> int:
     """Print the runs of a folder with their health, for a command that takes one run; 2, since nothing was done."""
     verdicts = judged(runs_below(path))
-    show_verdicts(verdicts)
+    show_verdicts(verdicts, as_json=as_json)
     held = counted(len(verdicts), "run")
-    print(f"{escaped(path)} holds {held}; give one: nantrap {command} {escaped(str(verdicts[0][0]))}")
+    example = f"nantrap {command} {escaped(str(verdicts[0][0]))}"
+    Printer(sys.stderr).line(f"{escaped(path)} holds {held}; give one: {example}")
     return 2
 
 
@@ -62,8 +64,12 @@ def judged(runs: Sequence[Path]) -> list[tuple[Path, HealthVerdict]]:
     return [(path, health.judge(run, now=time.time())) for path in runs for run in open_runs([str(path)])]
 
 
-def show_verdicts(verdicts: Sequence[tuple[Path, HealthVerdict]]) -> None:
-    """Print a line for each run: its health, its last step and its path."""
+def show_verdicts(verdicts: Sequence[tuple[Path, HealthVerdict]], *, as_json: bool) -> None:
+    """Print a line for each run: its health, its last step and its path; or the verdicts as one JSON document."""
+    if as_json:
+        document = {"schema": "nantrap.check-all/1", "runs": [verdict.to_dict() for _, verdict in verdicts]}
+        print(json.dumps(document, allow_nan=False))
+        return
     printer = Printer(sys.stdout)
     for path, verdict in verdicts[:_SHOWN_RUNS]:
         word = marked(SEVERITIES[verdict.word], f"{verdict.word:<9}")

@@ -42,7 +42,7 @@ class ReportCommand:
         from nantrap.report.writing import make_report, save
 
         if runs_below(arguments.path):
-            return list_runs(arguments.path, "report")
+            return list_runs(arguments.path, "report", as_json=arguments.json or arguments.format == "json")
 
         output = arguments.output
         kind = "json" if arguments.json else arguments.format

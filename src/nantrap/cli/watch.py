@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WatchCommand:
-    """Follow a run or a log live in the terminal: progress, curves, skipped steps, the last incident in full.
+    """Follow a run or a log live in the terminal: progress, curves, skipped steps, the last incident.
 
     Reads what nantrap check reads, also while it grows, also after it has ended. On a terminal it is a full-screen
     view (pip install 'nantrap[watch]'); in a pipe, or with --plain, a line for every change. Keys: q quit, [ ] older
@@ -42,7 +42,7 @@ class WatchCommand:
         if arguments.json and not arguments.once:
             raise UsageError("--json goes with --once: a live view has no end")
         if runs_below(arguments.path):
-            return list_runs(arguments.path, "watch")
+            return list_runs(arguments.path, "watch", as_json=arguments.json)
         (run,) = open_runs([arguments.path])
         if arguments.once:
             _show_once(run, as_json=arguments.json)
@@ -71,25 +71,30 @@ def _show_once(run: Run, *, as_json: bool) -> None:
     import json
 
     from nantrap import health
+    from nantrap.problems.terminal import Printer, is_screen
     from nantrap.report.live import incident_texts, view_of
+    from nantrap.report.terminal import wants_details
 
     view = view_of(run, now=time.time(), verdict=health.judge(run))
     if as_json:
         print(json.dumps({"schema": "nantrap.watch/1", **dataclasses.asdict(view)}))
         return
-    print(f"{view.name}  {view.headline}")
+    printer = Printer(sys.stdout)
+    printer.line(view.name, f"  {view.headline}")
     for value in view.values:
         alarm = f"  {value.alarm}" if value.alarm else ""
-        print(f"  {value.name:<24} {value.last:>12}  {value.spark}  {value.course}{alarm}")
+        printer.line(f"  {value.name:<14} {value.last:>10}  {value.spark}", f"  {value.course}{alarm}")
     probes = f", left out by the GradScaler {view.scaler_probes:,}" if view.scaler_probes else ""
-    print(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}{probes}")
+    printer.line(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}{probes}")
     for row in view.ranks:
-        print(f"  rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}")
+        printer.line(f"  rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}")
     for trouble in view.trouble:
-        print(f"  {trouble}")
-    texts = incident_texts(run, width=None)
+        printer.line(f"  {trouble}")
+    width = printer.width if is_screen(sys.stdout) else None
+    texts = incident_texts(run, width=width, brief=not wants_details())
     if texts:
-        print(f"last incident of {len(texts):,}:\n{texts[-1]}")
+        printer.line(f"last incident of {len(texts):,}:")
+        print(texts[-1])
 
 
 def _follow(run: Run, interval: float) -> None:

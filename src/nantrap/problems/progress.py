@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,8 @@ class ReadingProgress(NamedTuple):
 class ProgressBar:
     """A bar on a terminal that appears once the work has lasted `after` seconds.
 
-    While it is shown, what is written to `sys.stderr` appears above it. Only who sees it pays for the import of rich.
+    While it is shown, what is written to `sys.stderr` appears above it, and what is written to `sys.stdout` as well if
+    that is a terminal. Only who sees it pays for the import of rich.
     """
 
     def __init__(self, stream: TextIO, *, after: float = 1.0) -> None:
@@ -93,7 +95,9 @@ class ProgressBar:
         from rich.progress import Progress
 
         self._unit = unit
-        self._bar = Progress(*_columns(unit), console=Console(stderr=True), transient=True)
+        on_screen = sys.stdout.isatty()  # a pipe must get what is written for it
+        console = Console(stderr=True)
+        self._bar = Progress(*_columns(unit), console=console, transient=True, redirect_stdout=on_screen)
         self._task = self._bar.add_task("", total=total)
         self._bar.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO, TypeVar
@@ -12,7 +13,7 @@ from nantrap.incident.wording import visible
 from nantrap.problems.problem import Problem, Severity
 
 Part = str | tuple[str, str]
-"""Plain text, or text and its style, `bold red`."""
+"""Plain text, or text and its style (`bold red`; "" for none). Only plain text is wrapped."""
 Line = tuple[Part, ...]
 Found = TypeVar("Found", bound=Problem)
 
@@ -28,18 +29,34 @@ _ESCAPES: Final = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"
 }  # fmt: skip
 _LONGEST_SOURCE_LINE: Final = 160
+_SHORTEST: Final = 20
+_ATOM: Final = re.compile(
+    r"`[^`]*`\S*"  # quoted code
+    r"|[\w.\[\]]+\([^()\n]{0,60}\)[^\s]*"  # a call with its arguments
+    r"|\d[\d,.]* of \d[\d,.]*"  # a count keeps its total
+    r"|\S+"
+)
 
 
 class Printer:
-    """Prints lines on a stream, with colours on a terminal, and with letters or escapes for what it cannot encode."""
+    """Prints lines on a stream.
+
+    On a terminal they have colours, and the words at the end of a line that is too long are wrapped below themselves.
+    Letters or escapes stand for what the stream cannot encode.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        terminal = is_screen(stream) and os.environ.get("TERM") != "dumb"
         self._colour = (terminal or "FORCE_COLOR" in os.environ) and not os.environ.get("NO_COLOR")
+        self._wraps = is_screen(stream)
 
     def line(self, *parts: Part) -> None:
-        """Print one line."""
+        """Print one line, or several where it is wider than the terminal."""
+        for line in _folded(parts, self.width) if self._wraps else (parts,):
+            self._print(line)
+
+    def _print(self, parts: Line) -> None:
         text = "".join(part if isinstance(part, str) else self._styled(*part) for part in parts)
         encoding = self._stream.encoding or "utf-8"
         try:
@@ -57,16 +74,89 @@ class Printer:
     @property
     def width(self) -> int:
         """Columns of the terminal; `COLUMNS` overrides it."""
-        columns = 0
-        if not os.environ.get("COLUMNS", "").isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                columns = os.get_terminal_size(self._stream.fileno()).columns
-        return columns or shutil.get_terminal_size().columns
+        return columns(self._stream)
 
     def _styled(self, text: str, style: str) -> str:
-        if not self._colour or not text:
-            return text
-        return f"\x1b[{';'.join(_ESCAPES[word] for word in style.split())}m{text}\x1b[0m"
+        return styled(text, style) if self._colour else text
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether the lines of a stream have a certain width: a terminal, with colours or without (`TERM=dumb`)."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # closed, or replaced by something that is no file
+        return False
+
+
+def columns(stream: TextIO) -> int:
+    """Columns of the terminal of a stream, 80 where it has none; `COLUMNS` overrides it."""
+    found = 0
+    if not os.environ.get("COLUMNS", "").isdigit():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be a pipe, this one not
+            found = os.get_terminal_size(stream.fileno()).columns
+    return found or shutil.get_terminal_size().columns
+
+
+def styled(text: str, style: str) -> str:
+    """Text with the escape sequences of a style, `bold red`."""
+    if not text or not style:
+        return text
+    return f"\x1b[{';'.join(_ESCAPES[word] for word in style.split())}m{text}\x1b[0m"
+
+
+# ---- line wrapping: at spaces only, never inside code, and no single word on the last line
+
+
+def wrapped(text: str, width: int | None, *, first: int | None = None) -> list[str]:
+    """The text in lines of at most `width` characters. A word that is longer stays whole.
+
+    Args:
+        text: words; runs of spaces between them count as one.
+        width: of every line; `None` gives one line.
+        first: of the first line, where it differs.
+    """
+    if width is None or len(text) <= (width if first is None else first):
+        return [text]
+    rest = max(width, _SHORTEST)
+    room = max(rest if first is None else first, _SHORTEST)
+    lines: list[list[str]] = [[]]
+    used = 0
+    for atom in _atoms(text, rest):
+        if lines[-1] and used + 1 + len(atom) > room:
+            lines.append([])
+            used, room = 0, rest
+        used += len(atom) + (1 if lines[-1] else 0)
+        lines[-1].append(atom)
+    if len(lines) > 1 and len(lines[-1]) == 1 and len(lines[-2]) > 2 and len(lines[-1][0]) < 12:
+        word = lines[-2][-1]
+        if len(word) + 1 + len(lines[-1][0]) <= rest:
+            lines[-1].insert(0, lines[-2].pop())
+    return [" ".join(line) for line in lines]
+
+
+def _atoms(text: str, width: int) -> list[str]:
+    """What must not be broken, as long as it fits on one line."""
+    atoms: list[str] = []
+    for match in _ATOM.finditer(text):
+        found = match[0]
+        atoms += [found] if len(found) <= width else found.split()
+    return atoms
+
+
+def _folded(parts: Line, width: int) -> Iterator[Line]:
+    """A line whose last part is wrapped below itself, or below the indentation of the line where that leaves too little room."""
+    texts = [part if isinstance(part, str) else part[0] for part in parts]
+    if sum(map(len, texts)) <= width or not isinstance(parts[-1], str):
+        yield parts
+        return
+    words = texts[-1].lstrip(": ")
+    gap = texts[-1][: len(texts[-1]) - len(words)]
+    begin = len("".join(texts)) - len(words)
+    text = "".join(texts)
+    hanging = begin if begin <= 2 * width // 5 else len(text) - len(text.lstrip()) + 4
+    first, *rest = wrapped(words, width - hanging, first=width - begin)
+    yield *parts[:-1], gap + first
+    yield from ((" " * hanging + line,) for line in rest)
 
 
 def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
@@ -85,7 +175,7 @@ def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
     yield ("  --> ", "blue"), f"{visible(problem.place.file)}:{problem.place.line}"
     if source.strip():
         shown = visible(source.rstrip().expandtabs(4))[:_LONGEST_SOURCE_LINE]
-        yield (f"{problem.place.line:>5} | ", "blue"), shown
+        yield (f"{problem.place.line:>5} | ", "blue"), (shown, "")
     yield ("  fix", "bold cyan"), f": {visible(problem.fix)}"
 
 

@@ -184,10 +184,10 @@ def _bars(column: Column, width: int, *, log: bool) -> str:
     )
 
 
-def incident_texts(run: Run, *, width: int | None, color: bool = False) -> list[str]:
+def incident_texts(run: Run, *, width: int | None, color: bool = False, brief: bool = False) -> list[str]:
     """The diagnostics of a run, the oldest first; of a text log, the lines that report a problem."""
     texts = [
-        render_incident(folder.incident, color=color, width=width)
+        render_incident(folder.incident, color=color, width=width, brief=brief, here=True)
         if folder.incident is not None
         else visible(folder.error)
         for folder in run.incidents

@@ -7,11 +7,8 @@ colours, so that it can be tested, logged and searched.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import re
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,19 +19,13 @@ from urllib.parse import quote
 
 from nantrap.incident import Incident
 from nantrap.incident.wording import counted, is_cell, typed_path, visible
+from nantrap.problems.terminal import columns, is_screen, styled, wrapped
 from nantrap.report.diagnostics import Diagnostic, Excerpt, diagnostic
 from nantrap.report.page_queue import page_is_coming
 
 VERBOSE = "NANTRAP_VERBOSE"
 _WIDEST = 120
 _LONGEST_SOURCE = 400
-_ATOM = re.compile(
-    r"`[^`]*`\S*"  # quoted code
-    r"|[\w.\[\]]+\([^()\n]{0,60}\)[^\s]*"  # a call with its arguments
-    r"|\d[\d,.]* of \d[\d,.]*"  # a count keeps its total
-    r"|\S+"
-)
-_SHORTEST = 20
 _STYLES: Mapping[str, str] = {
     "error": "bold red", "headline": "bold", "frame": "blue", "mark": "red", "label": "bold",
     "help": "bold cyan", "added": "green", "removed": "red",
@@ -53,7 +44,12 @@ Line = list[LinePart]
 
 
 def render_incident(
-    incident: Incident, *, color: bool | None = False, width: int | None = None, brief: bool = False
+    incident: Incident,
+    *,
+    color: bool | None = False,
+    width: int | None = None,
+    brief: bool = False,
+    here: bool = False,
 ) -> str:
     """The diagnostic as text.
 
@@ -64,12 +60,13 @@ def render_incident(
         width: characters of a line; `None` does not wrap, which suits a pipe or a log file.
         brief: leave out the details: what else was found in the step, the batch, how values grew. The last line says
             where they are.
+        here: name files as one would type them in the working folder; always so where `color` is `None`.
     """
     asked = color is None
     on_terminal = asked and is_terminal()
     if color is None:
         color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
-    if width is None and (on_terminal or (asked and _is_screen(sys.stderr))):
+    if width is None and (on_terminal or (asked and is_screen(sys.stderr))):
         width = terminal_width()
     reported = incident.bundle is not None and (
         incident.origin_rank not in (None, incident.rank)  # another rank may still be writing its folder
@@ -77,7 +74,7 @@ def render_incident(
         or os.path.exists(_report_in(incident.bundle))
     )
     said, bundle = diagnostic(incident), incident.bundle
-    if asked:  # shown now, here: with paths as one would type them
+    if asked or here:
         bundle = bundle and typed_path(bundle)
         if said.excerpt is not None:
             said = replace(said, excerpt=replace(said.excerpt, file=typed_path(said.excerpt.file)))
@@ -126,15 +123,7 @@ def is_terminal() -> bool:
     """Whether standard error is a terminal, or the user says that it is to be treated as one."""
     if os.environ.get("FORCE_COLOR"):
         return True
-    return _is_screen(sys.stderr) and os.environ.get("TERM") != "dumb"
-
-
-def _is_screen(stream: TextIO) -> bool:
-    """Whether a stream has lines of a certain width, with colours or without (`TERM=dumb`)."""
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):  # closed, or replaced by something that is no file
-        return False
+    return is_screen(sys.stderr) and os.environ.get("TERM") != "dumb"
 
 
 def is_notebook() -> bool:
@@ -146,11 +135,7 @@ def is_notebook() -> bool:
 
 def terminal_width() -> int:
     """Characters of a line on the terminal of standard error, within limits; `COLUMNS` overrides it."""
-    columns = 0
-    if not os.environ.get("COLUMNS", "").isdigit():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be a pipe, this one not
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    return max(40, min(_WIDEST, columns or shutil.get_terminal_size((100, 24)).columns))
+    return max(40, min(_WIDEST, columns(sys.stderr)))
 
 
 def can_link(environment: Mapping[str, str]) -> bool:
@@ -274,74 +259,17 @@ def _cells(text: str) -> int:
 
 def _coloured(lines: list[Line], *, links: bool) -> str:
     """The lines with colours, and with paths as links where the terminal can open them."""
-    from rich.console import Console
-    from rich.style import Style
-    from rich.text import Text
 
-    text = Text(no_wrap=True, end="")
-    for number, line in enumerate(lines):
-        for segment in line:
-            style = Style.parse(_STYLES.get(segment.role, ""))
-            if links and segment.path:
-                style += Style(link=_address(segment.path))
-            text.append(segment.text, style)
-        if number < len(lines) - 1:
-            text.append("\n")
-    written = io.StringIO()
-    console = Console(
-        file=written,
-        force_terminal=True,
-        force_jupyter=False,  # in a notebook it would show the text elsewhere and write nothing here
-        highlight=False,
-        soft_wrap=True,
-        legacy_windows=False,
-    )
-    console.print(text)
-    return written.getvalue().rstrip("\n")
+    def shown(part: LinePart) -> str:
+        text = styled(part.text, _STYLES.get(part.role, ""))
+        return f"\x1b]8;;{_address(part.path)}\x1b\\{text}\x1b]8;;\x1b\\" if links and part.path else text
+
+    return "\n".join("".join(map(shown, line)).rstrip() for line in lines)
 
 
 def _address(path: str) -> str:
     """The address of a file for a terminal: with the host, since the terminal may run on another machine."""
     return f"file://{socket.gethostname()}{quote(Path(path).absolute().as_posix())}"
-
-
-# ---- line wrapping: at spaces only, never inside code, and no single word on the last line
-
-
-def wrapped(text: str, width: int | None, *, first: int | None = None) -> list[str]:
-    """The text in lines of at most `width` characters. A word that is longer stays whole.
-
-    Args:
-        text: words; runs of spaces between them count as one.
-        width: of every line; `None` gives one line.
-        first: of the first line, where it differs.
-    """
-    if width is None or len(text) <= (width if first is None else first):
-        return [text]
-    rest = max(width, _SHORTEST)
-    room = max(rest if first is None else first, _SHORTEST)
-    lines: list[list[str]] = [[]]
-    used = 0
-    for atom in _atoms(text, rest):
-        if lines[-1] and used + 1 + len(atom) > room:
-            lines.append([])
-            used, room = 0, rest
-        used += len(atom) + (1 if lines[-1] else 0)
-        lines[-1].append(atom)
-    if len(lines) > 1 and len(lines[-1]) == 1 and len(lines[-2]) > 2 and len(lines[-1][0]) < 12:
-        word = lines[-2][-1]
-        if len(word) + 1 + len(lines[-1][0]) <= rest:
-            lines[-1].insert(0, lines[-2].pop())
-    return [" ".join(line) for line in lines]
-
-
-def _atoms(text: str, width: int) -> list[str]:
-    """What must not be broken, as long as it fits on one line."""
-    atoms: list[str] = []
-    for match in _ATOM.finditer(text):
-        found = match[0]
-        atoms += [found] if len(found) <= width else found.split()
-    return atoms
 
 
 # ---- lines that do not break a progress bar: `tqdm` clears its bar while something is written
@@ -353,7 +281,7 @@ def write_line(text: str, stream: TextIO | None = None) -> None:
     On a terminal, lines that are too long are wrapped at spaces, with a hanging indent.
     """
     out = stream or sys.stderr
-    if _is_screen(out):
+    if is_screen(out):
         text = "\n".join(_folded(line, terminal_width()) for line in text.split("\n"))
     with contextlib.ExitStack() as aside:
         for bars in _bars():

@@ -76,11 +76,15 @@ def check_data(
     factories = [name for name in names if factory.is_factory(name)]
     datasets = [(name, factory.make_dataset(name)) for name in factories]
     findings: list[DataFinding] = []
-    files, not_read = _files([name for name in names if name not in factories], findings)
+    runs: list[str] = []
+    files, not_read = _files([name for name in names if name not in factories], findings, runs)
     if not files and not findings and not datasets:
         raise UsageError(f"{', '.join(names)}: no data file of a known kind was found")
     listener.on_total(sum(file.size for file in files))
     run = _Run(chosen, engine or Threads(), listener, findings, {})
+    if runs:
+        verb, what = ("is a run", "it") if len(runs) == 1 else ("are runs", "them")
+        run.notes.append(f"{some_of(runs)} {verb} of nantrap and no data: nantrap check judges {what}")
     run.images([file for file in files if file.format == "image"])
     run.tables([file for file in files if file.format != "image"])
     for name, dataset in datasets:
@@ -324,8 +328,11 @@ def _known(file: _File) -> str:
     return found
 
 
-def _files(names: Sequence[str], findings: list[DataFinding]) -> tuple[list[_File], list[str]]:
-    """Every file to read, each once, in order; and the files of a folder that no reader knows by their name."""
+def _files(names: Sequence[str], findings: list[DataFinding], runs: list[str]) -> tuple[list[_File], list[str]]:
+    """Every file to read, each once, in order; and the files of a folder that no reader knows by their name.
+
+    The runs of nantrap in a folder are put into `runs`.
+    """
     files: dict[str, _File] = {}
     unknown: dict[str, None] = {}
     for name in names:
@@ -336,7 +343,7 @@ def _files(names: Sequence[str], findings: list[DataFinding]) -> tuple[list[_Fil
         else:
             matched = [name]
         for path in matched:
-            for file in _below(path, findings):
+            for file in _below(path, findings, runs):
                 if file.format is None and file.root == path:
                     unknown[file.path] = None
                 else:
@@ -344,10 +351,10 @@ def _files(names: Sequence[str], findings: list[DataFinding]) -> tuple[list[_Fil
     return list(files.values()), [path for path in unknown if path not in files]
 
 
-def _below(path: str, findings: list[DataFinding]) -> list[_File]:
+def _below(path: str, findings: list[DataFinding], runs: list[str]) -> list[_File]:
     """The file, or the files below a folder."""
     closed: list[OSError] = []
-    listed = list_folder(path, closed)
+    listed = list_folder(path, closed, runs)
     for error in closed:
         text = f"the folder cannot be read: {error.strerror or error}"
         findings.append(data_finding("unreadable_file", str(error.filename or path), None, (), 1, text))

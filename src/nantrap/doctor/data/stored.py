@@ -6,12 +6,15 @@ A `.pt` file is never unpickled. The readers follow its pickle opcode by opcode 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from nantrap.checkpoints.audit.files import ByteSource, as_file, filesystem_of, walk
 from nantrap.doctor.data.shards import UnreadableDataError
+
+_JOURNAL = re.compile(r"journal-r\d+\.jsonl")
 
 
 def open_source(path: str) -> ByteSource:
@@ -103,10 +106,11 @@ def file_size(path: str) -> int:
     return entry.size if entry is not None else 0
 
 
-def list_folder(path: str, closed: list[OSError]) -> list[tuple[str, int]] | None:
+def list_folder(path: str, closed: list[OSError], runs: list[str]) -> list[tuple[str, int]] | None:
     """All files below a folder with their sizes, by name; `None` if the path is a file.
 
-    Hidden files and folders are left out. Folders that may not be listed are put into `closed`.
+    Hidden files and folders are left out, and the runs of nantrap: their journals and bundles are no data. Runs are put
+    into `runs`, folders that may not be listed into `closed`.
     """
     system = filesystem_of(path)
     entry = system.stat(path)
@@ -115,6 +119,10 @@ def list_folder(path: str, closed: list[OSError]) -> list[tuple[str, int]] | Non
     found = []
     for folder, entries in walk(system, path, closed):
         if any(part.startswith(".") and part not in (".", "..") for part in folder[len(path) :].split("/")):
+            continue
+        if folder != path and any(_JOURNAL.fullmatch(each.name) for each in entries):
+            runs.append(folder)
+        if any(f"{folder}/".startswith(f"{run}/") for run in runs):
             continue
         for each in entries:
             if not each.is_folder and not each.name.startswith("."):
