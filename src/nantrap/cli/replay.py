@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import escaped
+from nantrap.problems.terminal import Printer
 
 if TYPE_CHECKING:
     from nantrap.guard.replaying import ReplayResult
@@ -58,18 +59,19 @@ class ReplayCommand:
 
 def _print(result: ReplayResult) -> None:
     """Print what was recorded, and whether the replay failed in the same way."""
-    from nantrap.report import render_incident
+    from nantrap.report import render_incident, wants_details
 
+    printer = Printer(sys.stdout)
     recorded = result.recorded
     names = ", ".join(name for name in (recorded.phase, recorded.module, recorded.op) if name)
-    print(f"recorded: step {recorded.step:,}, {escaped(names)}")
+    printer.line(f"recorded: step {recorded.step:,}, {escaped(names)}")
     if result.reproduced is None:
-        print(f"error: {escaped(result.sentence, most=1000)}", file=sys.stderr)
+        Printer(sys.stderr).line(("error", "bold red"), f": {escaped(result.sentence, most=1000)}")
         return
     if result.incident is not None:
-        print(render_incident(result.incident, color=None))
+        print(render_incident(result.incident, color=None, brief=not wants_details()))
         for difference in result.differences:
-            print(f"differs: {escaped(difference)}")
+            printer.line(f"differs: {escaped(difference)}")
     if result.output is not None:
-        print(f"result: {result.output.describe()}")
-    print(escaped(result.sentence, most=1000))
+        printer.line(f"result: {result.output.describe()}")
+    printer.line(escaped(result.sentence, most=1000))

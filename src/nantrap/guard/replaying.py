@@ -97,7 +97,8 @@ def replay(
     if "origin" in read.values and "origin.safetensors" in read.files:
         return _replay_operation(read, fp32=fp32, device=device)
     reason = (
-        "the bundle is light and holds no tensors; Policy(bundle='full') keeps them"
+        "the bundle is light and holds no tensors. "
+        "`nantrap run --bundle-data` or Policy(bundle=Bundle(kind='full', data=True)) keeps them"
         if read.kind == "light"
         else "without entry= only the guilty operation could be run, and its inputs were not kept "
         "(Policy(bundle=Bundle(data=True)) allows data in a bundle)"

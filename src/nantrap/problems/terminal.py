@@ -144,7 +144,7 @@ def _atoms(text: str, width: int) -> list[str]:
 
 
 def _folded(parts: Line, width: int) -> Iterator[Line]:
-    """A line whose last part is wrapped below itself, or below the indentation of the line where that leaves too little room."""
+    """Wrap the last part of a line below itself, or below the line's indentation where that leaves too little room."""
     texts = [part if isinstance(part, str) else part[0] for part in parts]
     if sum(map(len, texts)) <= width or not isinstance(parts[-1], str):
         yield parts

@@ -4,7 +4,7 @@
       incident.json       the incident
       diagnostic.txt      the same as text
       bundle.json         what is in the folder, with hashes
-      state.safetensors   parameters, buffers, optimizer state   (bundle="full")
+      state.safetensors   parameters, buffers, optimizer state   (kind="full")
       replay.json         random streams, optimizer, the guilty operation's arguments, the batch's structure
       batch.safetensors   only when data may be written
 
