@@ -52,6 +52,7 @@ def test_preflight(
         assert main([*example.command.split()[1:], "--no-ranks"]) == 1
     finally:
         sys.modules.pop("train", None)
-    made = stable(capsys.readouterr().err)
+    out, err = capsys.readouterr()
+    made = stable(err + out)
     assert made == stable(outputs.shown_output(example))
     assert len(made) > 18

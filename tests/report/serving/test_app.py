@@ -53,7 +53,7 @@ def test_the_list(client: TestClient) -> None:
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
-    assert "No run here yet." in served(tmp_path).get("/").text
+    assert "There is no run in this folder yet." in served(tmp_path).get("/").text
 
 
 def test_one_run_its_report_and_its_incidents(client: TestClient) -> None:

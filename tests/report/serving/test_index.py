@@ -17,7 +17,7 @@ from nantrap.record import open_run
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
 from nantrap.report.serving.summary import RecentSteps, state_of
-from report.runs import line, skipped, usual_run, write_run
+from report.runs import MASKED, line, skipped, usual_run, write_run
 
 
 def opened(root: Path, cache: Path | None = None) -> Index:
@@ -177,3 +177,13 @@ def test_the_state_of_a_run(recent: RecentSteps, word: str) -> None:
     assert not re.search(r"\b1 steps|\d{4} s", found.reason)
     assert found.reason
     assert found.sign
+
+
+def test_no_incident_is_said_only_of_a_run_that_was_read_as_a_whole(tmp_path: Path) -> None:
+    """The list reads the end of a journal: an incident before it is not seen there."""
+    short = [line(step) for step in range(50)]
+    write_run(tmp_path / "short", short)
+    write_run(tmp_path / "long", [skipped(3), *(line(step) for step in range(4, 4000))])
+    write_run(tmp_path / "kept", short, incidents=(MASKED,))
+    said = {each.name: each.to_dict()["without_incident"] for each in opened(tmp_path).summaries()}
+    assert said == {"short": "no incident", "long": "no recent incident", "kept": "no recent incident"}

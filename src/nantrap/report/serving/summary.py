@@ -71,7 +71,8 @@ class RecentSteps:
         milliseconds: how long a step usually takes; 0 if it is not known.
         steps: attempted so far.
         total: steps of the whole run, where that is known.
-        incidents: so far.
+        incidents: so far, as far as they have a folder.
+        whole: whether these are all steps of the run, and not only its last ones.
         since_incident: steps since the last incident, `None` without one.
         age: seconds since the last line.
         alive: whether its process is running; `None` if that is not known.
@@ -88,6 +89,7 @@ class RecentSteps:
     steps: int = 0
     total: int | None = None
     incidents: int = 0
+    whole: bool = True
     since_incident: int | None = None
     age: float = 0.0
     alive: bool | None = None
@@ -95,6 +97,11 @@ class RecentSteps:
     error: str = ""
     best: float | None = None
     verdict: tuple[str, str] | None = None
+
+    @property
+    def without_incident(self) -> str:
+        """What is said where the last steps have no incident: older ones may have had one."""
+        return "no incident" if self.whole and not self.incidents else "no recent incident"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +188,7 @@ def _running(recent: RecentSteps) -> RunState:
         return RunState("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
         return RunState("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
-    return RunState("healthy", "no recent incident" if recent.incidents else "no incident")
+    return RunState("healthy", recent.without_incident)
 
 
 def _usual(seconds: float) -> str:
@@ -275,7 +282,7 @@ class Summary:
             "modified": self.modified, "spark": spark_paths(self.spark),
             "grad_norm": finite_or_none(self.grad_norm), "lr": finite_or_none(self.lr), "scale": self.scale,
             "incident": self.incident, "code": BY_SLUG[self.incident].code if self.incident in BY_SLUG else "",
-            "incident_step": self.incident_step, "kind": self.kind,
+            "incident_step": self.incident_step, "without_incident": self.judged.without_incident, "kind": self.kind,
         }  # fmt: skip
 
 
@@ -297,6 +304,7 @@ def summary_of_run(
         steps=last.step + 1 if last else 0,
         total=total if isinstance(total, int) else None,
         incidents=len(incident_folders(folder)),
+        whole=not rows or rows[0].step == 0,
         since_incident=last.step - event.step if last and event else None,
         ended=end.over is not None,
         error=visible(str(end.over.get("error", ""))) if end.over is not None else "",

@@ -76,7 +76,7 @@
       const step = tag("span", "", whole(run.step));
       const guarded = run.kind === "run";
       const applied = run.recent ? (100 * run.applied / run.recent) : 100;
-      const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : guarded ? "no incident" : "not guarded");
+      const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : guarded ? run.without_incident : "not guarded");
       if (run.incident) incident.append(tag("code", "", run.code), ` ${plain(run.incident)}, step ${whole(run.incident_step)}`);
       const age = cell("td", "c-age", ago(run.modified));
       age.dataset.modified = run.modified;
