@@ -83,7 +83,7 @@ def _unknown(case: Case) -> Cause:
     elif case.capture is None:
         needs = "the place is known, but the inputs of the operation are not"
     else:
-        needs = "the inputs of the operation fit no rule; the frames and statistics above are all that was measured"
+        needs = "no rule of nantrap fits the inputs of this operation"
     return Cause("unknown", summary="no cause could be established", evidence=(Evidence(needs),))
 
 

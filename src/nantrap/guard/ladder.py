@@ -97,10 +97,9 @@ class Ladder:
     def _decide_harmless(self) -> tuple[Action, str]:
         """A few batches without a label are normal. The limit of skips in a row holds, and then the run is stopped:
         the state is as good as before, so a rollback would repair nothing."""
-        finite = "the gradients were finite: nothing to roll back"
         if reason := self._too_many():
-            return Action.STOP, f"{reason}; {finite}"
-        return Action.SKIP, f"{self.in_a_row} of {self._policy.max_consecutive_skips} in a row; {finite}"
+            return Action.STOP, f"{reason}; the gradients were finite, so a rollback would repair nothing"
+        return Action.SKIP, f"{self.in_a_row} of {self._policy.max_consecutive_skips} in a row"
 
 
 def _is(number: int) -> str:

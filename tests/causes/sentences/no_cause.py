@@ -87,7 +87,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the failure did not repeat, so nothing could be tried",
     ),
     ("a loss that overflows to Inf in a sum", "a counter outside the model"): (
-        "the inputs of the operation fit no rule",
+        "no rule of nantrap fits the inputs of this operation",
     ),
     ("a rate of -1 in lgamma", "a count of -1"): ("does not fail again when it is rebuilt from its samples",),
     ("nan in a cached table", "nan in the batch"): (
@@ -100,7 +100,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "where the number was computed was not seen: in Python, in NumPy, or by .item() of a tensor",
         "check the code that computes this number",
     ),
-    ("Inf minus Inf in a matrix product", "a masked matrix in a product"): ("the inputs of the operation fit no rule",),
+    ("Inf minus Inf in a matrix product", "a masked matrix in a product"): ("no rule of nantrap fits the inputs of this operation",),
     ("nan in a cached table", "a counter outside the model"): (
         "the place is known; the tensor that was read there was bad before",
     ),
