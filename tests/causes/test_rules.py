@@ -257,8 +257,8 @@ def test_where(incident_of: IncidentOf) -> None:
     assert cause.summary == "the branch of log that was not selected put NaN into the gradient"
     assert evidence(cause)[:2] == [
         (
-            "the gradient that reaches LogBackward0 is exactly 0 at all 6 bad places, and so it is where it leaves "
-            "WhereBackward0: they were not selected"
+            "the gradient that reaches LogBackward0 is exactly 0 at all 6 bad places, and also 0 where it leaves "
+            "WhereBackward0: these places were not selected"
         ),
         "the local derivative of log is infinite there, and 0 · Inf = NaN",
     ]

@@ -96,7 +96,7 @@ def test_what_it_says() -> None:
 
     assert says([1.0, math.nan]) == "1 of 2 values is NaN"
     assert says([math.nan] * 3) == "3 of 3 values are NaN"
-    assert says([1.0, math.inf, -math.inf, -math.inf]) == "of 4 values 1 +Inf, 2 -Inf"
+    assert says([1.0, math.inf, -math.inf, -math.inf]) == "1 of 4 values is +Inf, 2 are -Inf"
     assert says([1.0, -2.5]) == "2 finite values, absmax 2.5"
     assert says([]) == "0 values"
 

@@ -148,7 +148,7 @@ def test_a_guess_is_called_a_guess() -> None:
         help: clip the gradients (max_grad_norm=1.0)
            = hint:  the gradient norm went 1 -> 1e+04 -> nan
            = where: step 17, rank 3, backward, head, aten.mm, AddmmBackward0
-           = found: gradient head.weight: of 4 values 1 NaN, 2 +Inf
+           = found: gradient head.weight: 1 of 4 values is NaN, 2 are +Inf
            = did:   nantrap stopped the run
            = note:  the replay differs: the loss was 2.5 and is 2.25 in the replay
         also possible: NT501 lr_too_high, NT101 bad_input_data
@@ -289,7 +289,7 @@ def test_a_bad_probe_shows_everything_that_is_known_of_it() -> None:
     shown = render_incident(Incident(step=3, probes=(good, bad, empty)))
     assert "   = probe: embedded: 8 finite values, absmax 2\n" in shown
     assert (
-        "   = probe: scores: of 48 values 6 NaN, 1 +Inf, shape 2×4×6, float16; "
+        "   = probe: scores: 6 of 48 values are NaN, 1 is +Inf, shape 2×4×6, float16; "
         "finite values from -3.25 to 5.5, mean 0.125, alpha 0.25, the first bad one\n"
     ) in shown
     assert "   = probe: out: 3 of 3 values are NaN, shape 3, float32; no finite value\n" in shown

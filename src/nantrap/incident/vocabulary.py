@@ -88,20 +88,15 @@ class TensorStats:
 
     def describe(self) -> str:
         """What is wrong in a few words: `28 of 1,568 values are NaN`."""
-        parts = [
-            f"{count:,} {word}"
-            for count, word in ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
-            if count
-        ]
+        kinds = ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
+        parts = [f"{'is' if count == 1 else 'are'} {word}" for count, word in kinds if count]
+        counts = [f"{count:,}" for count, _ in kinds if count]
         if not parts:
             if self.absmax is None:
                 return f"{self.numel:,} values"
             return f"{self.numel:,} finite values, absmax {self.absmax:.4g}"
-        if len(parts) == 1:
-            count, word = parts[0].rsplit(" ", 1)
-            verb = "is" if count == "1" else "are"
-            return f"{count} of {self.numel:,} values {verb} {word}"
-        return f"of {self.numel:,} values " + ", ".join(parts)
+        first = f"{counts[0]} of {self.numel:,} values {parts[0]}"
+        return ", ".join([first, *(f"{count} {part}" for count, part in zip(counts[1:], parts[1:], strict=True))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,8 @@ def cause_lines(causes: Mapping[str, int], guesses: Mapping[str, int]) -> list[s
     found = []
     for cause, number in sorted(causes.items(), key=lambda item: -item[1]):
         doubtful = guesses.get(cause, 0)
-        note = "" if not doubtful else " (a guess)" if doubtful >= number else f" ({doubtful:,} of them a guess)"
+        some = "1 of them is a guess" if doubtful == 1 else f"{doubtful:,} of them are guesses"
+        note = "" if not doubtful else " (a guess)" if doubtful >= number else f" ({some})"
         found.append(f"{number:,} × {cause}{note}")
     return found
 

@@ -214,7 +214,7 @@ def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
     lines.append([LinePart(f"{number} | ", "frame"), LinePart(text)])
     blank, carets = " " * _cells(text[:start]), "^" * max(1, _cells(text[start:end]))
     bar = LinePart(f"{pad} | ", "frame")
-    if width is None or gutter + len(blank) + len(carets) + 1 + len(excerpt.label) <= width:
+    if not excerpt.label or width is None or gutter + len(blank) + len(carets) + 1 + len(excerpt.label) <= width:
         lines.append([bar, LinePart(blank + carets + (f" {excerpt.label}" if excerpt.label else ""), "mark")])
         return lines
     lines.append([bar, LinePart(blank + carets, "mark")])

@@ -306,7 +306,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         ", and so it is where it leaves",
         "the local derivative of",
         "select before the operation, not after it: log(torch.where(ok, x, 1.0)), then torch.where on the result",
-        "they were not selected",
+        "these places were not selected",
     ),
     ("a cosine rounded beyond 1", "an angle of 1.0005"): (
         "rounding moved it beyond ±1",
@@ -415,10 +415,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the derivative of x log y is infinite at exactly zero",
     ),
     ("a diagonal that an index leaves out", "a selected entry whose gradient is 0"): (
-        "and so it is where it leaves IndexBackward0: they were not selected",
+        "and also 0 where it leaves IndexBackward0: these places were not selected",
     ),
     ("a diagonal that an index leaves out", "a weight of 0 after a where that selects all"): (
-        "and so it is where it leaves IndexBackward0: they were not selected",
+        "and also 0 where it leaves IndexBackward0: these places were not selected",
     ),
     ("the slope of a power at zero", "root of zero"): (
         "the derivative of x ** a with a < 1 is infinite at exactly zero",

@@ -373,7 +373,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "needs 9 frames for its target, the input has 6",
     ),
     ("a target longer than its input", "a blank of probability 0 in a sequence that fits"): (
-        "1 of 2 targets do not fit",
+        "1 of 2 targets does not fit",
         "nantrap.ops.ctc_loss leaves such samples out",
     ),
     ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),
@@ -444,7 +444,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a target longer than its input", "every label ignored"): (
         "repeated neighbours needs at least",
         "sample 1 needs 9 of 6 frames",
-        "drop them from the data",
+        "drop this sample from the data",
     ),
     ("a real sample of 1e25 beside made ones, two lines", "one value of 1e25"): ("the batch of the loop",),
     ("masks of 255", "percent for shares"): (

@@ -100,7 +100,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "where the number was computed was not seen: in Python, in NumPy, or by .item() of a tensor",
         "check the code that computes this number",
     ),
-    ("Inf minus Inf in a matrix product", "a masked matrix in a product"): ("no rule of nantrap fits the inputs of this operation",),
+    ("Inf minus Inf in a matrix product", "a masked matrix in a product"): (
+        "no rule of nantrap fits the inputs of this operation",
+    ),
     ("nan in a cached table", "a counter outside the model"): (
         "the place is known; the tensor that was read there was bad before",
     ),

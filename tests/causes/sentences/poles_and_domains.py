@@ -279,7 +279,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a weight norm of zeros", "a weight norm whose length is Inf"): (
         "a weight norm divides by the length",
-        "1 of 3 rows of v are exactly 0",
+        "1 of 3 rows of v is exactly 0",
         "do not set a weight-normed layer to zeros",
     ),
     ("a division by zero in half", "an eps of 1e-8 in half"): (
@@ -336,7 +336,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a weight norm of zeros", "division by zero"): (
         "a weight norm divides by the length of a direction that is all zeros",
-        "1 of 3 rows of v are exactly 0",
+        "1 of 3 rows of v is exactly 0",
     ),
     ("division by zero", "a layer norm without an eps"): (
         "not tried: an eps in the denominator",

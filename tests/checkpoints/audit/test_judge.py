@@ -91,7 +91,7 @@ def test_the_message_says_how_many_and_where(tmp_path: Path) -> None:
     both = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
     problem = only({"model": {"layer.weight": both}}, tmp_path / "a.pt")
     assert (problem.code, problem.nan, problem.posinf, problem.neginf) == ("NT901", 1, 1, 1)
-    assert problem.message == "model.layer.weight: of 4 values 1 NaN, 1 +Inf, 1 -Inf"
+    assert problem.message == "model.layer.weight: 1 of 4 values is NaN, 1 is +Inf, 1 is -Inf"
 
 
 def test_a_mask_of_minus_inf_is_a_warning(tmp_path: Path) -> None:

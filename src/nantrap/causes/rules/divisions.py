@@ -145,10 +145,11 @@ def _weight_norm_of_zeros(case: Case) -> Claim | None:
     zero = (direction == 0).all(others[0]) if len(others) == 1 else (direction == 0).flatten(1).all(1)
     if not bool(zero.any()):
         return None
+    verb = "is" if int(zero.sum()) == 1 else "are"
     return Claim(
         "measured",
         f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
-        (f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0{all_finite(case.inputs)}",),
+        (f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v {verb} exactly 0{all_finite(case.inputs)}",),
         help="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its length "
         "(original0 of the parametrization), to 0 instead",
     )

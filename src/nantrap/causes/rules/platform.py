@@ -47,9 +47,9 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
         return Claim(
             "hint",
             f"the kernel {name} made non-finite values",
-            (f"{name} is not an operation of PyTorch; its finite inputs reach {largest:.4g}{all_finite(case.inputs)}",),
-            help=f"compare {name} with a plain PyTorch version on these inputs; with "
-            f"@nantrap.ops.reference({name.replace('.', '::', 1)!r}) before that version nantrap does it",
+            (f"{name} is not an operation of PyTorch; its inputs reach {largest:.4g}{all_finite(case.inputs)}",),
+            help=f"compare {name} with a plain PyTorch version on these inputs; nantrap does that if you decorate the "
+            f"plain version with @nantrap.ops.reference({name.replace('.', '::', 1)!r})",
         )
     if case.half or any(is_large(absmax(t)) for t in case.inputs):
         return None  # a sum or a square inside the kernel may really overflow

@@ -82,7 +82,7 @@ def where_unselected_branch(case: Case) -> Claim | None:
     incoming, (selector, seen) = found
     _, (_, call, _) = family_of(case.node)
     trial, remedies = _safe_form(case)
-    selected = f", and so it is where it leaves {selector}: they were not selected" if seen else ""
+    selected = f", and also 0 where it leaves {selector}: these places were not selected" if seen else ""
     return Claim(
         "measured" if seen else "hint",
         f"the branch of {call} that was not selected put NaN into the gradient",
