@@ -69,6 +69,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path
     assert sources == {name for name in names if name.endswith(".py")}
 
 
+def test_the_page_on_pypi_has_no_relative_link(archives: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(archives[0]) as wheel:
+        text = wheel.read(f"nantrap-{version()}.dist-info/METADATA").decode()
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
 def test_the_source_archive_can_be_tested(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -80,6 +88,7 @@ def test_the_source_archive_can_be_tested(archives: tuple[Path, Path]) -> None:
         "tests/test_distribution.py",
         "zoo/manifest.json",
     } <= names
+    assert {"hatch_build.py", "noxfile.py", "action.yml", ".pre-commit-hooks.yaml", "CITATION.cff"} <= names
     assert {"systems/pyproject.toml", "benchmarks/overhead.py", "docs/index.md", "examples/two_lines.py"} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "build/", "runs/"))]
 
