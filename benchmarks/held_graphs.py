@@ -1,6 +1,6 @@
 """A storm over loops that keep autograd graphs alive from one optimizer step to the next, under `nantrap run`.
 
-A refused step puts buffers and weights back while the graph of another network still holds them, so this is where a
+A refused step restores buffers and weights while the graph of another network still holds them, so this is where a
 guard can break a program that is right. Each run draws a loop and its faults. It must hold:
 
     nothing       is non-finite at the end: parameters, buffers, optimizer state

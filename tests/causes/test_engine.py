@@ -167,7 +167,7 @@ def test_unknown_asks_for_attempt_in_the_two_line_form(graph_only: None) -> None
 def test_unknown_says_that_the_failure_did_not_repeat() -> None:
     model = torch.nn.Linear(3, 1)
     guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_grad_norm=None, quiet=True)
-    turn = iter(range(99))  # not put back by a replay: another loss each time, so that two replays do not agree either
+    turn = iter(range(99))  # not restored by a replay: another loss each time, so that two replays do not agree either
 
     def loss_fn(batch: torch.Tensor) -> torch.Tensor:
         return torch.lgamma(model(batch).square() * next(turn)).mean()

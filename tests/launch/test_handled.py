@@ -1,4 +1,4 @@
-"""Loops that handle NaN themselves, train nothing, or train wrongly: seen, counted, diagnosed, put back."""
+"""Loops that handle NaN themselves, train nothing, or train wrongly: seen, counted, diagnosed, restored."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_the_guard_holds_in_a_script(kind: str, tmp_path: Path) -> None:
 def test_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a program that is run takes the place of the one that runs it: all of this is put back
+    # a program that is run takes the place of the one that runs it: all of this is restored
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])

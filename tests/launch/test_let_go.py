@@ -57,7 +57,7 @@ def test_no_model_is_left_when_a_run_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_function_that_was_imported_before_is_as_before_once_detached(tmp_path: Path) -> None:
-    """`save_file` of this module is replaced while the attachment lives, and by `detach` alone it is put back."""
+    """`save_file` of this module is replaced while the attachment lives, and by `detach` alone it is restored."""
     original = save_file
     attachment = Attachment(RunSettings(run_dir=str(tmp_path / "run"), quiet=True))
     attachment.enter_living()

@@ -259,7 +259,7 @@ def test_side_effects_of_the_loss_function_do_no_harm(attempt: Any) -> None:
 
 def test_an_exception_in_the_replay_keeps_the_origin(attempt: Any) -> None:
     model = model_of(torch.log)
-    turn = iter(range(99))  # not put back by a replay
+    turn = iter(range(99))  # not restored by a replay
 
     def loss(batch: Tensor) -> Tensor:
         out = model(batch)

@@ -52,7 +52,7 @@ class OlderState:
 
     Attributes:
         step: the first step after it.
-        restore: puts it back: parameters, optimizer state and, of an anchor, all else.
+        restore: restores it: parameters, optimizer state and, of an anchor, all else.
         value_of: the copy of a parameter.
         attempts: the steps since then.
         stands_in: the batch of the failed step is used in all of them, since theirs are not kept.

@@ -75,7 +75,7 @@ def run_step(
     batch: Any = AS_IT_WAS,
     stop_early: bool = True,
 ) -> Rerun:
-    """The failed step once more, and its update if that failed, with everything put back before and after it.
+    """The failed step once more, and its update if that failed, with everything restored before and after it.
 
     Args:
         case: the failure.
@@ -112,7 +112,7 @@ def clip(case: Case) -> None:
 
 @contextlib.contextmanager
 def update_rewound(case: Case) -> Iterator[None]:
-    """The failed step's gradients in place for one update; everything is put back afterwards."""
+    """The failed step's gradients in place for one update; everything is restored afterwards."""
     failed = case.failure
     with failed.rewound():
         for name, parameter in failed.parameters.items():

@@ -166,7 +166,7 @@ class Laboratory:
         return self._controls[harness][0]
 
     def _step_again(self) -> tuple[str, Rerun | None]:
-        """The control of the step: unchanged, it must fail as it did. What cannot be put back is noted."""
+        """The control of the step: unchanged, it must fail as it did. What cannot be restored is noted."""
         failed = self._case.failure
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
@@ -181,7 +181,7 @@ class Laboratory:
         if failed.symptom == "optimizer":  # its gradients may be those of several micro-batches
             return reason, result
         hidden = cannot_rewind(failed.forward, failed.batch)
-        about = f"; it reads what cannot be put back: {', '.join(hidden[:3])}" if hidden else ""
+        about = f"; it reads what cannot be restored: {', '.join(hidden[:3])}" if hidden else ""
         self.notes.append(f"no trial counts: {reason}{about}")
         return reason, result
 
@@ -395,7 +395,7 @@ class Laboratory:
         return None if (found.file, found.line) in known else found
 
     def with_weights(self, name: str, change: str, alter: Callable[[], None]) -> Trial:
-        """Other weights for one run; `alter` may write the parameters, which are put back."""
+        """Other weights for one run; `alter` may write the parameters, which are restored."""
 
         def experiment() -> Rerun:
             return run_step(self._case, around=self._altered(alter))
@@ -425,7 +425,7 @@ class Laboratory:
 
     @contextlib.contextmanager
     def _altered(self, alter: Callable[[], None]) -> Iterator[None]:
-        """Changed weights, while the step runs. Inside the rewound step: rewinding puts the parameters back, too."""
+        """Changed weights, while the step runs. Inside the rewound step: rewinding restores the parameters, too."""
         kept = [(p, p.detach().clone()) for p in self._case.failure.parameters.values()]
         try:
             with torch.no_grad():
@@ -489,7 +489,7 @@ class Laboratory:
         """The update alone, made again with another value of one option of the optimizer."""
 
         def experiment() -> Rerun:
-            """The update with the other value, which is put back."""
+            """The update with the other value, which is restored."""
             groups = [group for group in self._case.failure.optimizer.param_groups if option in group]
             kept = [group[option] for group in groups]
             try:

@@ -29,7 +29,7 @@ def check_state(session: Session, *, in_forward: bool = False) -> list[Finding]:
     Args:
         session: of the run.
         in_forward: the forward pass of a step has run already. Then buffers are left to the judgement of that step,
-            which puts back what a bad batch did to them.
+            which restores what a bad batch changed in them.
 
     Returns:
         What is not finite.

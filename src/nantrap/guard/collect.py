@@ -119,7 +119,7 @@ class Collector:
     def after_load(self, _: nn.Module, keys: Any) -> None:
         """A state dict was loaded into the model: note what of it is not finite, before other code writes it. One with
         missing keys does not say what was written."""
-        if is_replaying():  # what a replay loads is put back after it
+        if is_replaying():  # what a replay loads is restored after it
             return
         protected = self.session.protected
         if not self.begun:  # what was loaded is the script's, finite or not

@@ -393,7 +393,7 @@ class Guard:
 
         Args:
             resume: `"last_good"`, `"latest"`, a step, or the path of a file.
-            rng: put the random streams back.
+            rng: restore the random streams.
             strict: the keys of the model must fit exactly.
         """
         loaded = self._session.recovery.load(resume, rng=rng, strict=strict)

@@ -7,7 +7,7 @@ present step (its gradients, its buffers, the random streams) is put aside meanw
     again       the failed step once more, for its gradients: with its batch and function in `attempt`, else by the
                 source of its loss (`twoline`). Where that cannot be done, the values that were read have to do
     refuse      as in `run_step`: contain, diagnose, act, record
-    put back    the present step goes on, unless the run went back to an older state
+    restore     the present step goes on, unless the run went back to an older state
 """
 
 from __future__ import annotations

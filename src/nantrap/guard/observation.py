@@ -1,4 +1,4 @@
-"""What was seen of a bad step, noted before anything is put back."""
+"""What was seen of a bad step, noted before anything is restored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nantrap.thresholds import MOST_GRADIENTS
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen of a bad step, taken before anything is put back.
+    """What was seen of a bad step, taken before anything is restored.
 
     Attributes:
         micro: the micro-batch at fault, or the last one.

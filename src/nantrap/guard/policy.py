@@ -58,7 +58,7 @@ class Rollback:
             the state before the first update is kept, for trials. Of a state of up to 64 MiB one more copy is taken
             every 8 steps, so that a rollback loses few of them.
         anchor_bytes: no such copy is kept, and no further batches, when that would take more memory than this.
-        rng: whether a rollback puts the random streams back too (`restore`) or lets them continue (`continue`).
+        rng: whether a rollback restores the random streams too (`restore`) or lets them continue (`continue`).
         lr_recover_steps: number of applied steps within which the learning rates return to their old values; 0 for
             never.
         undo: how an update that made non-finite values is undone: `auto` copies parameters and optimizer state

@@ -1,6 +1,6 @@
-"""The end of a step that is refused: note what is bad, put everything back, act, record.
+"""The end of a step that is refused: note what is bad, restore everything, act, record.
 
-    contain    observe_step, contain   what is bad is noted before anything is put back
+    contain    observe_step, contain   what is bad is noted before anything is restored
     act        act                     skip, roll back or stop
     record     refuse                  the incident is final: bundle, journal line, message, tally
 
@@ -35,7 +35,7 @@ from nantrap.record.restarts import RunStop, tell_launcher
 def observe_step(
     session: Session, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
 ) -> Observation:
-    """Note what is bad, before anything is put back."""
+    """Note what is bad, before anything is restored."""
     verdict = decision.verdict
     spike = None
     if decision.spike:
@@ -136,10 +136,10 @@ def repeated_on_any(session: Session, incident: Incident) -> str:
 
 
 def put_back_buffers(session: Session, window: Window, reading: Reading) -> None:
-    """The step is applied, as on the other ranks; the buffers that became non-finite here are put back.
+    """The step is applied, as on the other ranks; the buffers that became non-finite here are restored.
 
     Ranks that exchange nothing (`Join`, a rank without a guard) all apply a step whose averaged gradients are finite.
-    Buffers are each rank's own, so a rank can put them back without the others.
+    Buffers are each rank's own, so a rank can restore them without the others.
     """
     verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
     micro = reading.guilty or window.micros[-1]
@@ -154,7 +154,7 @@ def put_back_buffers(session: Session, window: Window, reading: Reading) -> None
     finally:  # also after Ctrl+C
         session.protected.ledger.restore_buffers()
         session.protected.ledger.restore_script_writes()
-    words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
+    words = f"the step was applied, because this rank cannot inform the others here; restored on this rank: {names}"
     window.diagnosed.append((diagnosed, words))
 
 

@@ -115,7 +115,7 @@ class Adapter:
             attachment.engines.guard(engine)
 
     def at_end(self, undo: Callable[[], Any]) -> None:
-        """Something of the framework was changed: `undo()` puts it back at the end."""
+        """Something of the framework was changed: `undo()` restores it at the end."""
         self._undo.append(undo)
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ The module that was just called, if it owns them all: that is what the user call
 modules that hold them, found among everything alive; several of them (a backbone and a head) are put into one group.
 
 Until each optimizer's model is known, the calls of all modules are watched: `nn.Module.__call__` itself is replaced,
-and put back when every optimizer has made its first step. From then on a healthy run pays for the hooks of its root
+and restored when every optimizer has made its first step. From then on a healthy run pays for the hooks of its root
 and nothing else.
 """
 
@@ -224,7 +224,7 @@ class ModuleCalls:
         Code that was compiled while they were watched has our `__call__` in it, and keeps it up to the end.
 
         Args:
-            at_end: put it back in any case.
+            at_end: restore it in any case.
         """
         if not self.watched or (not at_end and compiled_frames() > self._compiled_unseen):
             return False

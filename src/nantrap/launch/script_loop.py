@@ -294,7 +294,7 @@ class ScriptLoop:
         return call is not None and any(not each.nodes.isdisjoint(nodes) for each in call.chain())
 
     def protect(self, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
-        """The script calls a module beside the model (a loss with buffers, a teacher): it is put back like the model.
+        """The script calls a module beside the model (a loss with buffers, a teacher): it is restored like the model.
 
         Args:
             module: the module.

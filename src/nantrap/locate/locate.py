@@ -152,7 +152,7 @@ def _from_replay(failed: Failure, replay: Replay, budget: Budget, *, samples: bo
             shown, exact=location.exact, sinks=location.sinks, notes=(*location.notes, *shown.notes)
         ).noting("the place is read from the graph of the failed pass, since its replay does not show it")
     if not replay.failed and replay.error is None and (hidden := cannot_rewind(failed.forward, failed.batch)):
-        location = location.noting(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
+        location = location.noting(f"the step reads what a replay cannot restore: {', '.join(hidden[:3])}")
     location = replace(location, notes=(*location.notes, *changed), probes=probes)
     found = location.samples
     if replay.failed and samples:

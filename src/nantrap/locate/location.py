@@ -295,7 +295,7 @@ def _external_location(location: Location, external: External, trace: Trace, *, 
             return replace(location, phase="forward", findings=(found,))
         return replace(location, phase=op.phase, module=op.module, findings=(found,))
     location = replace(location, phase="state", module=owner_of(name))
-    if not any_nonfinite([tensor]):  # what was written inside the step is put back by now
+    if not any_nonfinite([tensor]):  # what was written inside the step is restored by now
         return location
     kind = "buffer" if external.kind == "buffer" else "parameter"
     return replace(location, findings=(finding(kind, name, tensor, "state"),))

@@ -317,7 +317,7 @@ def post_hooks_of(optimizer: Optimizer) -> dict[int, Any]:
 
 @contextlib.contextmanager
 def without_post_hooks(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Nothing of the program runs after an update: it may advance a schedule, and nothing would put that back."""
+    """Nothing of the program runs after an update: it may advance a schedule, and nothing would restore that."""
     own = [post_hooks_of(optimizer) for optimizer in optimizers]
     kept = [(hooks, dict(hooks)) for hooks in (*own, *((_global_optimizer_post_hooks,) if own else ()))]
     for hooks, _ in kept:

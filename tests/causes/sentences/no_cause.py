@@ -82,7 +82,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "a hundredth of the learning rate does not help",
         "a tenth of the learning rate from an older state on: not finite",
     ),
-    ("a generator that the loss holds", "fails once"): ("what a replay cannot put back: turn (generator)",),
+    ("a generator that the loss holds", "fails once"): ("what a replay cannot restore: turn (generator)",),
     ("a counter outside the model", "a loss that overflows to Inf in a sum"): (
         "the failure did not repeat, so nothing could be tried",
     ),

@@ -45,7 +45,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("fails once", "a different failure each time"): ("two replays are finite and give the same loss",),
     ("fails once", "one sample alone"): (
-        "either something the step reads was not put back",
+        "either something the step reads was not restored",
         "the place is read from the graph of the failed pass",
         "the failure does not repeat in it",
         "the replay is finite: ",

@@ -306,7 +306,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "not run: the unchanged step fails in another way",
     ),
     ("a different failure each time", "a batch written in place"): (
-        "it reads what cannot be put back: turn (range_iterator)",
+        "it reads what cannot be restored: turn (range_iterator)",
     ),
     ("a division by zero in half", "a layer beyond float16"): ("every operation in float32: not finite",),
     ("division by zero", "log of zero"): ("; blank or constant inputs are the usual reason",),

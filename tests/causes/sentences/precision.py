@@ -262,7 +262,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a product beyond float16 and a logarithm of zero behind it", "a layer beyond float16"): (
         "aten.mm in the loss exceeded the range of float16",
         "in float32 it is finite, and the step fails further on: forward, aten.log in line",
-        "what fails after it must be mended too",
+        "what fails after it must be fixed, too",
     ),
     ("two masks of finfo.min", "two large activations in half"): (
         "a mask of finfo.min plus something",
@@ -356,7 +356,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a square beyond float16, and a root of zero", "a square beyond float16, and gradients beyond it"): (
         "in float32 it is finite, and the step fails further on: backward, aten.div in line",
-        "what fails after it must be mended too",
+        "what fails after it must be fixed, too",
     ),
     ("Adam's eps in half", "an optimizer that divides by the gradient"): (
         "in float16, so it divides by zero",

@@ -1,4 +1,4 @@
-"""A curve is fitted by LBFGS to plain tensors; in the fourth step exp overflows, and the old values are put back."""
+"""A curve is fitted by LBFGS to plain tensors; in the fourth step exp overflows, and the old values are restored."""
 
 import torch
 

@@ -140,7 +140,7 @@ def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
         line = "" if further.place is None else f" in line {further.place.line}"
         where = f"{further.phase}, {further.name}{line}"
         facts.append(f"in float32 it is finite, and the step fails further on: {where}")
-        help_ += "; what fails after it must be mended too"
+        help_ += "; what fails after it must be fixed, too"
     elif finite:
         facts.append(f"computed in float32 the loss is {loss:.5g}, and the gradients are not finite")
     return Claim(

@@ -205,9 +205,9 @@ def _did_not_repeat(case: Case) -> Claim | None:
             (
                 "two replays are finite and give the same loss; weights, buffers, batch, random streams and the "
                 "program's own "
-                "generators and attributes were put back before each"
+                "generators and attributes were restored before each"
             ),
-            "either something the step reads was not put back, or a value changed in memory once",
+            "either something the step reads was not restored, or a value changed in memory once",
         ),
         help="if it happens again at random places, test the memory of this machine; guard.attempt with everything the "
         "loss reads inside the batch makes the replay exact",

@@ -1,7 +1,7 @@
 """`CheckpointStore`: a folder of checkpoints that always holds a good one to resume from.
 
 `catalogue` describes what the folder holds and how a save survives a kill, `storefile` the file itself. At the end: a
-checkpoint in a single file without a store, and how the state of a run is taken out of its parts and put back.
+checkpoint in a single file without a store, and how the state of a run is taken out of its parts and restored.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class CheckpointStore:
         Args:
             resume: `"last_good"`, `"latest"` (also one that was marked as suspect), a step, or the path of a file.
             model: what to load into; likewise the others. What is left out is not loaded, but is in `state`.
-            rng: put the random streams back.
+            rng: restore the random streams.
             strict: the keys of the model must fit exactly.
             fallback: take the next older good one, with a warning, if the chosen one is damaged; else raise.
 
@@ -406,7 +406,7 @@ def load_alone(
     return state
 
 
-# ---- the parts of a run: their state taken out, and put back
+# ---- the parts of a run: their state taken out, and restored
 
 
 NAMES: Final = ("model", "optimizer", "scheduler", "scaler", "ema")

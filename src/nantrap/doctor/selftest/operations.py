@@ -119,13 +119,13 @@ def late_values(device: torch.device) -> str:
 
 
 def random_numbers(device: torch.device) -> str:
-    """Random streams are taken and put back, on the host and on each device."""
+    """Random streams are taken and restored, on the host and on each device."""
     streams = RngState.capture()
     first = torch.rand(100, device=device), torch.rand(100), nn.functional.dropout(torch.ones(1000, device=device))
     streams.restore()
     again = torch.rand(100, device=device), torch.rand(100), nn.functional.dropout(torch.ones(1000, device=device))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
-        raise DidNotHold("random numbers after the streams were put back are others")
+        raise DidNotHold("random numbers after the streams were restored are others")
     devices = counted(len(streams.torch_devices), "device")
     who = f"the host and {devices} draw" if streams.torch_devices else "the host draws"
     return f"{who} the same numbers again"

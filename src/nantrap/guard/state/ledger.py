@@ -4,7 +4,7 @@
     restore   this step never happened: buffers, and parameters that the forward pass wrote, object and contents
     verify    what is not as it was, bit for bit
 
-What is put back depends on who writes a row (`rows`):
+What is restored depends on who writes a row (`rows`):
 
 *A forward pass* writes buffers: a skipped batch has already changed BatchNorm's statistics. They are copied in each
 step, large ones only when their version says so. The first steps compare the bits of those, and one that is written

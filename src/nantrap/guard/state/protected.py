@@ -102,7 +102,7 @@ class Protected:
         return [self.root, *(module for _, module in self.members.also), *self.averages]
 
     def add(self, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
-        """One more module takes part in the step: its buffers are put back like the model's.
+        """One more module takes part in the step: its buffers are restored like the model's.
 
         Args:
             module: the module; it is called by its class, with a number if that name is taken.
@@ -236,7 +236,7 @@ class Protected:
     def _restore_program(self) -> None:
         """Put back what the program keeps itself.
 
-        After a second refused step in a row generators and attributes are not put back: the same draw, or the same
+        After a second refused step in a row generators and attributes are not restored: the same draw, or the same
         value of a counter, would otherwise fail again and again.
         """
         self._refused_in_a_row += 1
@@ -247,7 +247,7 @@ class Protected:
             before.restore(beside=False)
         elif before.changed():
             self._not_restored.append(
-                f"{', '.join(before.changed()[:3])}, not put back after a second refused step in a row"
+                f"{', '.join(before.changed()[:3])}, not restored after a second refused step in a row"
             )
 
     def apart_from_others(self) -> contextlib.AbstractContextManager[None]:

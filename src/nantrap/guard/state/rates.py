@@ -1,4 +1,4 @@
-"""The learning rates in force, and how to lower them so that a scheduler does not put them back."""
+"""The learning rates in force, and how to lower them so that a scheduler does not restore them."""
 
 from __future__ import annotations
 

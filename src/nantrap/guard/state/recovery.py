@@ -1,6 +1,6 @@
 """Rollback: anchors in memory, checkpoints on disk, and the learning rates of a run that is rolled back.
 
-A rollback puts the whole state back to an anchor, or to a checkpoint of the store, with lower learning rates. Every
+A rollback sets the whole state back to an anchor, or to a checkpoint of the store, with lower learning rates. Every
 state is used once. A run that diverges from it again has diverged twice at that place, so the next rollback takes an
 older state: an older anchor, then the store's checkpoints from the newest to the oldest. The data loader is not
 rewound: training continues with the next batches.
@@ -388,7 +388,7 @@ class Recovery:
     def _set_factor(self, factor: float, *, since: float) -> None:
         """Put `factor` in force, in a state whose learning rates carry the factor `since`."""
         scale_rates(self._protected.optimizer, self._protected.scheduler, factor / since)
-        for schedule in self._saving.schedules():  # it was not put back, so it carries the factor that was in force
+        for schedule in self._saving.schedules():  # it was not restored, so it carries the factor that was in force
             scale_bases(schedule, factor / self.anchors.factor)
         self.anchors.factor = factor
 

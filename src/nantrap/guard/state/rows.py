@@ -11,7 +11,7 @@ written in every step; only large ones (causal masks, position tables) are not c
 A write through `tensor.data` is not counted either: what the model's code reaches that way
 (`reached_through_data`) is a suspect, whose bits are compared.
 
-Many rows are copied, put back and compared in one `foreach` call each.
+Many rows are copied, restored and compared in one `foreach` call each.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What a step reads besides weights, batch and the global random streams, and how it is put back.
+"""What a step reads besides weights, batch and the global random streams, and how it is restored.
 
 A program may draw from its own generators and keep state in plain attributes of its modules: a Python counter, a
 tensor that is no buffer. Its other objects, closures and globals can hold such values as well. A replay that does not
-put those back is another step, and proves nothing about this one.
+restore those is another step, and proves nothing about this one.
 
 `Program` finds them: generators reachable from the modules, from the function that computes the loss (its closure and
 the globals it names) and from the batch; attributes of the modules, and of objects reachable from that function; the
 variables that the function shares with the code around it. `Program.capture` is called before each step, so it is
 short: a function in which three walks found no generator is not walked again, and values that did not change in the
-first steps are checked only at intervals. What cannot be put back (an iterator, an open file) is found after a failure
+first steps are checked only at intervals. What cannot be restored (an iterator, an open file) is found after a failure
 and named.
 
-A replay of the step puts all of it back. A refused step, a rollback and the steps before it put back generators and
+A replay of the step restores all of it. A refused step, a rollback and the steps before it restore generators and
 what the modules hold; the program's other objects stay as they are: they may count attempts, or collect results.
 """
 
@@ -66,7 +66,7 @@ class ProgramState:
         """Put them back. Values are copied again, so that a state can be restored more than once.
 
         Args:
-            beside: put back what code beside the modules holds, too. Only for a replay of the same step, which ends
+            beside: restore what code outside the modules holds, too. Only for a replay of the same step, which ends
                 with what `now` gave before: the program may have replaced older values by others.
         """
         for generator, state in self.generators:
@@ -231,7 +231,7 @@ def _put_back(owner: Any, name: str, value: Any) -> None:
 
 
 def cannot_rewind(*reachable: Any) -> tuple[str, ...]:
-    """What a step reads and no replay can put back, by name: iterators, files, the operating system's randomness."""
+    """What a step reads and no replay can restore, by name: iterators, files, the operating system's randomness."""
     names: dict[str, None] = {}
     for value in reachable:
         for name, item in _named(value, depth=0, seen=set()):
@@ -320,7 +320,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _is_global(generator: Any) -> bool:
-    """The streams that `RngState` puts back already."""
+    """The streams that `RngState` restores already."""
     return (
         generator is PYTHON_GENERATOR
         or generator is NUMPY_GENERATOR

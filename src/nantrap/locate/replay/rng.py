@@ -80,7 +80,7 @@ class RngState(NamedTuple):
         """Put everything back.
 
         Args:
-            beside: put back what the program keeps beside its modules, too: see `ProgramState.restore`.
+            beside: restore what the program keeps outside its modules, too: see `ProgramState.restore`.
         """
         if self.program is not None:
             self.program.restore(beside=beside)

@@ -107,7 +107,7 @@ class Registered:
 
 
 def frozen(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copies: a parameter written by an update is put back after the replay, an activation may be written again."""
+    """Copies: a parameter written by an update is restored after the replay, an activation may be written again."""
     return tuple(t.detach().clone() if t.numel() <= CLONE_LIMIT else t.detach() for t in outputs)
 
 

@@ -75,7 +75,7 @@ _MOST_BUFFER_BYTES = 64 * 2**20
 
 
 class Guarded:
-    """Runs code of the user's again. Holds what was made during the run, and what has to be put back after it.
+    """Runs code of the user's again. Holds what was made during the run, and what has to be restored after it.
 
     Args:
         root: the model.
@@ -234,7 +234,7 @@ class _OnlyFresh(DispatchMode):
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """The model's own code, whose state is put back by other means."""
+        """The model's own code, whose state is restored by other means."""
         self._rests += 1
         try:
             yield
