@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +49,27 @@ def test_longer_functions_have_docstrings() -> None:
 
 def test_a_function_without_a_docstring_is_found() -> None:
     assert list(without_docstring(PROGRAM)) == ["long"]
+
+
+LEANS = re.compile(
+    r"(The same (with|for|where|on|as|without|call|norm)\b|The same, |Those (of|that|in)\b|As in\b|As `|That of\b)"
+)
+"""Beginnings of a docstring that is understood only after the one above it."""
+
+
+def leaning(text: str) -> Iterator[str]:
+    """The functions and classes of a file whose docstring begins so."""
+    for node in ast.walk(ast.parse(text)):
+        named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if named and LEANS.match(ast.get_docstring(node) or ""):
+            yield node.name
+
+
+def test_docstrings_stand_without_their_neighbours() -> None:
+    found = [f"{path.name}: {name}" for path in PACKAGES[0].rglob("*.py") for name in leaning(path.read_text())]
+    assert found == []
+
+
+def test_a_docstring_that_leans_on_its_neighbour_is_found() -> None:
+    assert list(leaning('def clip(norm):\n    """The same on the device."""')) == ["clip"]
+    assert list(leaning('def clip(norm):\n    """Clip to a norm, the same on every device."""')) == []

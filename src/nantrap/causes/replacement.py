@@ -250,7 +250,7 @@ def _with_larger_eps(name: str) -> Callable[..., Tensor]:
 
 
 def _each(names: Iterable[str], *forms: str) -> dict[str, tuple[str, ...]]:
-    """The same forms for several functions; `NAME` in them is the function."""
+    """Gives the same forms to several functions; `NAME` in them is the function."""
     return {name: tuple(form.replace("NAME", name) for form in forms) for name in names}
 
 

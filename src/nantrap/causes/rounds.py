@@ -125,7 +125,7 @@ def _repeats(trace: Trace, rounds: list[Op]) -> bool:
 
 
 def _place(op: Op) -> object:
-    """The same instruction of the user's code reached again; in backward, the same node made by it."""
+    """Identifies a place in the program: the instruction of the user's code, in backward the node that it made."""
     place = None if op.place is None else (op.place.code, op.place.instruction)
     return op.name, op.phase, op.module, op.node, place
 

@@ -458,7 +458,7 @@ class Laboratory:
     # ---- the update, with one thing changed
 
     def fresh_optimizer_state(self) -> Trial:
-        """The same gradients, the optimizer's memory empty."""
+        """Runs the update again with the same gradients and an empty optimizer state."""
 
         def experiment() -> Rerun:
             with update_rewound(self._case):
@@ -478,11 +478,11 @@ class Laboratory:
         return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
     def update_with_eps(self, eps: float) -> Trial:
-        """The same update with another eps in every parameter group."""
+        """Runs the update again with another eps in every parameter group."""
         return self._update_with("eps", eps)
 
     def update_with_rate(self, rate: float) -> Trial:
-        """The same update with another learning rate in every parameter group."""
+        """Runs the update again with another learning rate in every parameter group."""
         return self._update_with("lr", rate)
 
     def _update_with(self, option: str, value: float) -> Trial:

@@ -68,7 +68,7 @@ def judged(found: Sighting, code: str, file: str, module: Module | None, reposit
 
 
 def _aside(file: str, code: str, repository: Repository) -> str:
-    """That a file trains nothing, as the names of it and its folders say."""
+    """Words for a file that trains nothing, by its name and its folders."""
     if _says(_TRAINS_NOTHING, file, repository):
         return "its name says that this file trains nothing"
     if code in _OF_GRADIENTS and _says(_GIVEN_DATA, file, repository):
@@ -89,7 +89,7 @@ def _plain(part: str) -> str:
 
 
 def _meant(module: Module, line: int) -> str:
-    """That a comment at a line, or alone on the one above, says that it is on purpose."""
+    """Words for a line whose comment, there or alone on the line above, says that it is on purpose."""
     for at in (line, line - 1):
         text = module.lines[at - 1] if 0 < at <= len(module.lines) else ""
         code, mark, comment = text.partition("#")
@@ -99,7 +99,7 @@ def _meant(module: Module, line: int) -> str:
 
 
 def _unreached(module: Module, line: int, code: str, repository: Repository) -> str:
-    """That nothing leads from a script to the code at a line, though the project has scripts that train."""
+    """Words for code that no script leads to, though the project has scripts that train."""
     owner = _definition_around(module, line)
     if len(repository.modules) < 2 or not owner:
         return ""

@@ -74,7 +74,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(value: Any, change: Any) -> Any:
-    """The same structure with every tensor changed."""
+    """Rebuilds a structure with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -62,7 +62,7 @@ def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
 
 
 def flag_of(values: Tensor, flag: Tensor | None = None) -> Tensor:
-    """The same for one tensor of few values, in one kernel, and one more for a flag of its own.
+    """Flags one tensor of few values in one kernel, and one more for a flag of its own.
 
     Args:
         values: what is checked.

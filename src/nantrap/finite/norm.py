@@ -60,7 +60,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def norm_of_alike(gradients: Sequence[Tensor]) -> Tensor:
-    """The same norm of gradients that are known to be alike (`are_alike`)."""
+    """The norm of gradients that are known to be alike (`are_alike`)."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms_of(gradients, 2.0)), 2.0)
     return norm.detach() if norm.requires_grad else norm
 
@@ -180,7 +180,7 @@ def _norm_of_shards(tensors: Sequence[Any]) -> float:
 
 
 def exact_local_norm(gradients: Sequence[Tensor]) -> float:
-    """The same norm of what this rank holds."""
+    """The exact norm of the gradients that this rank holds."""
     scale, total = 0.0, 0.0
     for gradient in gradients:
         dense = readable(gradient)

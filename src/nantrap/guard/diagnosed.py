@@ -30,15 +30,15 @@ class Diagnosed:
     notes: tuple[str, ...] = ()
 
     def noting(self, *words: str) -> Diagnosed:
-        """The same with more to say, after everything else."""
+        """Adds notes at the end."""
         return replace(self, notes=(*self.notes, *words))
 
     def noting_first(self, words: str) -> Diagnosed:
-        """The same with something to say before everything else."""
+        """Adds a note at the beginning."""
         return self.with_incident(replace(self.incident, notes=(words, *self.incident.notes)))
 
     def with_incident(self, incident: Incident) -> Diagnosed:
-        """The same with another incident."""
+        """Replaces the incident."""
         return replace(self, incident=incident)
 
     def finish(

@@ -53,14 +53,14 @@ class Driver(Protocol):
         """Clip the gradients, whose norm is known by now."""
 
     def clip_unread(self, norm: Tensor) -> None:
-        """The same where the norm stays on the device."""
+        """Clips to a norm that stays on the device."""
 
     @property
     def take_update(self) -> Callable[[], Any]:
         """The optimizer's step, through the scaler if there is one."""
 
     def probe(self) -> None:
-        """The same call in a step whose gradients overflow while the scaler searches its scale: the scaler skips it."""
+        """Calls the scaler in a step whose gradients overflow while it searches its scale: it skips this step."""
 
     def repeat_update(self) -> Any:
         """Make an update again that was undone to examine it."""
@@ -128,7 +128,7 @@ class OwnLoop:
         return self.max_grad_norm is not None or has_pre_hooks(self._optimizer)
 
     def clip(self, norm: float) -> None:
-        """As `clip_grad_norm_` does, bit for bit."""
+        """Clips as `clip_grad_norm_` does, bit for bit."""
         if self.max_grad_norm is None or norm + 1e-6 < self.max_grad_norm * (1 - 1e-6):
             return  # the clamped coefficient is 1.0, and x * 1.0 is x
         if self._norm is None:
@@ -136,7 +136,7 @@ class OwnLoop:
         finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
 
     def clip_unread(self, norm: Tensor) -> None:
-        """The same on the device."""
+        """Clips by a norm that stays on the device."""
         if self.max_grad_norm is not None:
             finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=norm)
 

@@ -64,7 +64,7 @@ class Schedule:
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
     def now(self) -> Schedule:
-        """The same as it is at this moment."""
+        """Takes the schedule as it is at this moment."""
         return Schedule(self._scheduler, self._optimizer)
 
     def restore(self) -> None:

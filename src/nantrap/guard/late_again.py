@@ -321,7 +321,7 @@ def _failure(session: Session, micro: Micro, reading: Reading) -> Failure:
 
 
 def _backward(driver: Driver, total: Tensor, factor: float) -> None:
-    """As `Collector.add` does it."""
+    """Runs the backward pass as `Collector.add` does."""
     total = total * factor if factor != 1.0 else total
     (driver.scaling.scaler.scale(total) if driver.scaling.enabled else total).backward()
 

@@ -62,7 +62,7 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
 
 
 def most_skipped(tally: Tally) -> str:
-    """That most steps of an optimizer were skipped, whoever skipped them; empty if they were not.
+    """Words for an optimizer most of whose steps were skipped, whoever skipped them; empty if they were not.
 
     A short run may end while a GradScaler still searches its scale, so only a run without any step is judged early.
     """

@@ -122,7 +122,7 @@ def observe(
 
 
 def add_findings(observation: Observation, findings: Sequence[Finding]) -> Observation:
-    """The same with more findings, which come first."""
+    """Adds findings before those of an observation."""
     return replace(observation, findings=(*findings, *observation.findings))
 
 

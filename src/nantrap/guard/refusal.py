@@ -125,7 +125,7 @@ def spoiled_on_any(session: Session, incident: Incident) -> str:
 
 
 def repeated_on_any(session: Session, incident: Incident) -> str:
-    """That the last attempt of the run stopped at the same incident, in words; else "". Each rank calls it."""
+    """Words for a run whose last attempt stopped at the same incident; else "". Each rank calls it."""
     before = session.recorder.last_stop
     own = ""
     if before is not None and session.policy.on_incident == "skip" and RunStop.of(incident).is_like(before):

@@ -147,7 +147,7 @@ def read(session: Session, driver: Driver, window: Window) -> Reading:
 def _read_all(
     session: Session, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], largest: Tensor | None
 ) -> Reading:
-    """The same with watched values, written buffers, a loss scale, and losses that were not read yet."""
+    """Reads the norm with watched values, written buffers, a loss scale, and losses that were not read yet."""
     scalars = Scalars.of(session, driver, window, norm, largest)
     values = finite.read(scalars.tensors())
     if not math.isfinite(values[0]):
@@ -175,13 +175,13 @@ class Scalars(NamedTuple):
 
     @classmethod
     def of(cls, session: Session, driver: Driver, window: Window, norm: Tensor, buffers: Tensor | None) -> Scalars:
-        """Those of a step whose gradients are there."""
+        """Collects the scalars of a step whose gradients are there."""
         losses = [scalar for micro in window.micros if micro.values is None for scalar in micro.loss.scalars()]
         watched = session.watch.scalars() if session.watch is not None else []
         return cls(norm, losses, buffers, watched, driver.scaling.scalar())
 
     def judged(self) -> list[Tensor]:
-        """Those that must be finite, on one device."""
+        """The scalars that must be finite, on one device."""
         buffers = [] if self.buffers is None else [self.buffers.to(self.norm.device)]
         return [self.norm, *self.losses, *buffers]
 

@@ -130,7 +130,7 @@ def _copy_one(target: Tensor, source: Tensor) -> None:
 
 @torch.no_grad()
 def restore_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """The same, without counting it as a write: older values do not invalidate a graph that the program holds."""
+    """Copies values into tensors and does not count it as a write, so that graphs that the program holds stay valid."""
     targets = local_parts(targets)
     counts = counts_of(targets)
     copy_parts(targets, local_parts(sources))

@@ -84,7 +84,7 @@ def visible(text: object) -> str:
 
 
 def visible_lines(text: object) -> str:
-    """The same for text of several lines: line feeds stay, tabs become spaces."""
+    """Makes text of several lines fit for a terminal, as `visible` does: line feeds stay, tabs become spaces."""
     return "\n".join(visible(line.expandtabs(4)) for line in str(text).split("\n"))
 
 

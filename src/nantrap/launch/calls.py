@@ -416,7 +416,7 @@ def _with_its_warning(call: Callable[[], Any]) -> Any:
 
 
 def _asking_data(registry: OptimizerRegistry, plain: Any) -> property:
-    """The same for `tensor.data`."""
+    """A property that notes who asks for `tensor.data`."""
     asked = registry.asked
 
     def get_data(tensor: Any) -> Any:

@@ -97,7 +97,7 @@ class Inference:
         self._known[key] = weakref.ref(module, lambda _: self._known.pop(key, None)), handles
 
     def leave(self, modules: Iterable[nn.Module]) -> None:
-        """These belong to an optimizer from here on: its guard watches their calls."""
+        """Hands modules over to an optimizer, whose guard watches their calls from here on."""
         for module in modules:
             for handle in self._known.pop(id(module), (None, ()))[1]:
                 handle.remove()

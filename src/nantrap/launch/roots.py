@@ -43,12 +43,12 @@ class ModuleGroup(nn.Module):
         self._loose = list(zip(names, loose, strict=True))
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the modules, then the loose ones."""
+        """The parameters of the modules, then the loose ones."""
         yield from super().named_parameters(*args, **kwargs)
         yield from self._loose  # type: ignore[misc]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the modules, and the loose tensors by name."""
+        """The state of the modules, and the loose tensors by name."""
         found = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", "")
         found.update({f"{prefix}{name}": tensor.detach() for name, tensor in self._loose})

@@ -126,7 +126,7 @@ def _code_of_stop(attachment: Attachment) -> int:
 
 
 def _wait_for_threads(before: set[threading.Thread]) -> None:
-    """As Python does before it ends: some scripts train in a thread. Those of an executor end when Python does."""
+    """Waits for threads, as Python does before it ends: some scripts train in one. Those of executors end with it."""
     pooled = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():
         if thread not in before and not thread.daemon and thread not in pooled:

@@ -186,7 +186,7 @@ class SaveGate:
             self._inside.save = False
 
     def _save(self, serialiser: Serialiser, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The same for an object that is not a part of another one."""
+        """Saves an object that is not a part of another one."""
         target = None if serialiser.target is None else _argument(args, kwargs, serialiser.target)
         obj = _argument(args, kwargs, serialiser.obj) if serialiser.obj[0] >= 0 else {**kwargs, "arrays": args[1:]}
         path = _with_suffix(target, serialiser.suffix)

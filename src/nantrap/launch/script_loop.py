@@ -106,12 +106,12 @@ class ScriptDriver:
         return own or has_pre_hooks(self._protected.optimizer)
 
     def clip(self, norm: float) -> None:
-        """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
+        """Clips as `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
         if self.max_grad_norm is not None and norm + 1e-6 >= self.max_grad_norm * (1 - 1e-6):
             self.clip_unread(self._own_norm)
 
     def clip_unread(self, norm: Tensor | None) -> None:
-        """The same on the device."""
+        """Clips by a norm that stays on the device."""
         if self.max_grad_norm is None or norm is None:
             return
         members = self._protected.members

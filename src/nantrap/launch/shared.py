@@ -112,7 +112,7 @@ class AskedTensors:
     def take(
         self, *, instead_of: Tensor | None = None, wanted: Callable[[Tensor], bool] = lambda _: True
     ) -> list[Tensor]:
-        """Those that are not finite; the list is cleared.
+        """Takes the losses that are not finite, and clears the list.
 
         Args:
             instead_of: the loss of the backward pass that comes now, which is not abandoned.

@@ -308,7 +308,7 @@ def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None
 
 
 def _untrained(tally: Tally, label: str) -> str:
-    """That most steps of an optimizer were skipped; empty if they were not."""
+    """Words for an optimizer most of whose steps were skipped; empty if they were not."""
     words = most_skipped(tally)
     return f"{label}{words}; the run failed" if words else ""
 

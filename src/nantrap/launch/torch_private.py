@@ -98,7 +98,7 @@ _eval_frame_callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _compiler_listens() -> Any:
-    """As `compiler_listens`, for a torch whose function gives its result away without counting the reference.
+    """Answers as `compiler_listens`, for a torch whose function gives its result away without counting the reference.
 
     Seen in 2.6: each call takes one reference from the callback, or from None, until it is freed while it is in use. In
     versions in between that may count it already, one reference too many is never given back, which harms nothing.

@@ -126,14 +126,14 @@ def select(batch: Any, samples: Sequence[int], size: int) -> Any:
 
 
 def with_tensor(batch: Any, old: Tensor, new: Tensor) -> Any:
-    """The same batch, with one of its tensors replaced."""
+    """Copies a batch with one of its tensors replaced."""
     if isinstance(batch, Tensor):
         return new if batch is old else batch
     return _rebuilt(batch, lambda part: with_tensor(part, old, new))
 
 
 def each_alone(batch: Any) -> Any:
-    """The same batch, in which no tensor object is at two places: labels that are the input ids become a view.
+    """Copies a batch so that no tensor object is at two places: labels that are the input ids become a view.
 
     A tensor is found by its identity when it is replaced, so one that is held twice would be replaced twice.
     """

@@ -68,7 +68,7 @@ class Location:
         return own, own.union(*(_bad_rows(each, size) for each in others))
 
     def noting(self, *notes: str) -> Location:
-        """The same place with more notes, after those that it has."""
+        """Adds notes after those that the place has."""
         return replace(self, notes=(*self.notes, *notes))
 
 

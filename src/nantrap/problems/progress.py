@@ -91,6 +91,7 @@ class ProgressBar:
             self._bar.update(self._task, completed=done, total=total)
 
     def _start(self, unit: Unit, total: int | None) -> None:
+        """Show a bar that counts in a unit."""
         from rich.console import Console
         from rich.progress import Progress
 

@@ -57,6 +57,7 @@ class Printer:
             self._print(line)
 
     def _print(self, parts: Line) -> None:
+        """Write one line, with letters or escapes for what the stream cannot encode."""
         text = "".join(part if isinstance(part, str) else self._styled(*part) for part in parts)
         encoding = self._stream.encoding or "utf-8"
         try:

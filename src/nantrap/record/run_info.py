@@ -61,7 +61,7 @@ def _source() -> str:
 
 
 def _without_home(value: Any) -> Any:
-    """The same with `~` in place of the home folder, in every text."""
+    """Copies a value with `~` in place of the home folder, in every text."""
     if isinstance(value, str):
         return without_home(value)
     if isinstance(value, dict):

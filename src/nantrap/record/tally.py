@@ -108,11 +108,11 @@ class CountsApart(Protocol):
 
     @property
     def evaluations(self) -> Mapping[str, int]:
-        """Those of evaluations."""
+        """The causes of incidents in evaluations."""
 
     @property
     def inferences(self) -> Mapping[str, int]:
-        """Those of models that no optimizer trains."""
+        """The causes of incidents of models that no optimizer trains."""
 
 
 def apart_lines(counts: CountsApart) -> list[str]:

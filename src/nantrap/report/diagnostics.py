@@ -94,7 +94,7 @@ class Diagnostic:
     explain: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The diagnostic as JSON values."""
         excerpt = self.excerpt
         return {
             "code": self.code,

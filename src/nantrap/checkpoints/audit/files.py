@@ -225,7 +225,7 @@ class FileSystem(Protocol):
         """The path of `name` in `folder`."""
 
     def identity(self, path: str) -> str:
-        """The same text for two paths that lead to the same file."""
+        """A text that is equal for two paths that lead to one file."""
 
     def is_link(self, path: str) -> bool:
         """Whether the path itself is a link."""

@@ -157,7 +157,7 @@ def _is_mask(scan: TensorScan) -> bool:
 
 
 def _is_finite_mask(scan: TensorScan) -> bool:
-    """The same mask with the dtype's least value in place of `-inf`."""
+    """Whether a tensor is a mask that holds the dtype's least value in place of `-inf`."""
     return scan.low == -scan.tensor.dtype.largest and scan.high in (0.0, scan.low)
 
 

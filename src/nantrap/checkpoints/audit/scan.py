@@ -124,7 +124,7 @@ def _in_threads(
 
 
 def default_workers() -> int:
-    """As many as this process may use cores, shared among the ranks of this machine, at most four."""
+    """The cores that this process may use, shared among the ranks of this machine, at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = os.environ.get("LOCAL_WORLD_SIZE") or ""
     ranks = int(text) if text.isdecimal() else 1

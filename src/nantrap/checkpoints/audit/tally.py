@@ -278,7 +278,7 @@ def _extremes_of_bytes(bits: NDArray[np.unsignedinteger], dtype: DType) -> Extre
 
 
 def many_extremes(data: Bytes, dtype: DType, edges: list[int]) -> list[Extremes]:
-    """The same for each stretch between one edge and the next, counted in floats; every second stretch is a gap."""
+    """The extremes of each stretch between two edges, which are counted in floats; every second stretch is a gap."""
     bits = data.view(_UNSIGNED[dtype.part])
     signed = bits.view(_SIGNED[dtype.part])
     tops, bottoms = np.maximum.reduceat(bits, edges)[::2].tolist(), np.minimum.reduceat(bits, edges)[::2].tolist()

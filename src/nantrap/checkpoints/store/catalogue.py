@@ -82,7 +82,7 @@ def read_catalogue(folder: Path) -> list[SavedCheckpoint]:
 
 
 def own_catalogue(folder: Path) -> list[SavedCheckpoint]:
-    """The same for who holds the lock: if the manifest is lost, files that say that they are ours are listed again."""
+    """The checkpoints, for the holder of the lock; without a manifest, the files that say they are ours are listed."""
     entries = read_catalogue(folder)
     if any(entry.sha256 for entry in entries):
         return entries
@@ -229,7 +229,7 @@ def _unlisted(path: Path) -> list[SavedCheckpoint]:
 
 
 def _with_hash(saved: SavedCheckpoint, *, foreign: bool = False) -> SavedCheckpoint:
-    """The same with its hash if it is whole and says that a store wrote it under this name, or in any case of
+    """Adds the hash of a checkpoint if it is whole and says that a store wrote it under this name, or in any case of
     `foreign`."""
     if saved.sha256 or saved.suspect:
         return saved

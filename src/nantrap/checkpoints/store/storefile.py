@@ -60,7 +60,7 @@ class Packed:
     tensors: Mapping[str, Tensor]
 
     def copied(self) -> Packed:
-        """The same with its own tensors, on the CPU: training may continue while it is written."""
+        """A copy with its own tensors, on the CPU: training may continue while it is written."""
         return Packed(self.sections, {name: _own(tensor) for name, tensor in self.tensors.items()})
 
 

@@ -347,7 +347,7 @@ def overridden_by_no(source: SettingSource, setting: Setting, repository: Reposi
 
 
 def _apart(source: SettingSource, role: SourceRole, repository: Repository) -> str:
-    """That nothing shows that a source runs with the launcher or DeepSpeed file near it; empty if something does."""
+    """Words for a source that nothing connects with the launcher or DeepSpeed file near it; empty if something does."""
     return "" if repository.runs_with(source, role) else "whether the two run together was not seen"
 
 

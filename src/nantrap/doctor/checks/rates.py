@@ -176,7 +176,7 @@ def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
 
 
 def _rival(source: SettingSource, rate: Setting) -> str:
-    """That the code also makes another optimizer of the same setting, which is no Adam; empty if it does not."""
+    """Words for code that also makes another optimizer, not Adam, of this setting; empty if it does not."""
     same = [each for each in source.all("lr") if each.parent == rate.parent and each.value == rate.value]
     others = [each.value for each in source.all("optimizer") if each.parent == rate.parent]
     rivals = [str(each) for each in others if is_adam(each) is False]
@@ -195,14 +195,14 @@ def _on_random_numbers(module: Module) -> bool:
 
 
 def _beside_another(source: SettingSource, rate: Setting) -> str:
-    """That a lower rate stands beside, under a shorter name: `lr` and `lr_max`; empty if it does not."""
+    """Words for a lower learning rate under a shorter name, as `lr` next to `lr_max`; empty if there is none."""
     others = [each for each in source.all("lr") if each.parent == rate.parent and each.names[-1] != rate.names[-1]]
     lower = any((number(each.value) or _HIGH) < _HIGH and len(each.names[-1]) < len(rate.names[-1]) for each in others)
     return "a lower rate stands beside it" if lower else ""
 
 
 def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setting) -> str:
-    """That the optimizer of a rate gets tensors, or a single layer: `Adam([w], lr=1)`; empty if it does not."""
+    """Words for an optimizer that gets tensors or a single layer, as `Adam([w], lr=1)`; empty if it does not."""
     calls = [each for module in modules for name in OPTIMIZERS for each in module.calls.get(name, ())]
     given = [
         (call.args[0], place)

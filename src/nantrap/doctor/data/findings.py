@@ -46,7 +46,7 @@ class DataFinding(Problem):
         return int(self.data["count"])
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the JSON."""
+        """The finding as the JSON has it."""
         return {
             "code": self.code,
             "slug": self.slug,

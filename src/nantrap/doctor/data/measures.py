@@ -144,7 +144,7 @@ def joined_span(spans: Sequence[tuple[float, float] | None]) -> tuple[float, flo
 
 
 def moved(made: Measures, by: int) -> Measures:
-    """The same measures with every sample counted from another beginning."""
+    """Moves measures to another first sample."""
     if not by:
         return made
     return dataclasses.replace(
@@ -352,7 +352,7 @@ def _look_at_bad(made: Measures, block: Block, bad: Array, low: Array, high: Arr
 
 
 def _half_extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
-    """As `_extremes`, on the 16 bits of float16 or bfloat16: numpy is slow on the one and lacks the other.
+    """Finds the extremes of float16 or bfloat16 in their 16 bits: numpy is slow on the one and lacks the other.
 
     Without its sign bit, a larger bit pattern is a larger magnitude, and Inf and NaN are above all finite ones.
     """

@@ -37,7 +37,7 @@ class PreflightCheck(Problem):
         return self.data
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the JSON."""
+        """The check as the JSON has it."""
         return {
             "name": self.name,
             "status": self.status,

@@ -60,7 +60,7 @@ class Subject:
     again: Callable[[], Subject] | None = field(default=None, repr=False)
 
     def fresh(self) -> Subject:
-        """The same with a copy of model and optimizer, as they were made."""
+        """The subject with copies of model and optimizer, as they were made."""
         if self.bound and self.again is not None:
             return self.again()
         try:

@@ -77,7 +77,7 @@ class Recipe:
 
 
 def batches(device: torch.device, count: int) -> list[Batch]:
-    """The same values on every device."""
+    """Makes batches that have the same values on every device."""
     draws = torch.Generator().manual_seed(7)
     made = [(torch.randn(8, 6, generator=draws), 3 * torch.randn(8, 3, generator=draws)) for _ in range(count)]
     return [(x.to(device), y.to(device)) for x, y in made]
@@ -139,7 +139,7 @@ class Training:
         )  # fmt: skip
 
     def guarded(self, guard: Guard, form: Form, windows: Iterable[Sequence[Batch]]) -> None:
-        """The same loop, guarded in one of two forms."""
+        """Runs the plain loop under a guard, in one of two forms."""
         for window in windows:
             if form == "attempt":
                 guard.attempt(self.loss, *window)

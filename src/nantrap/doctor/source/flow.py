@@ -41,7 +41,7 @@ class Around(NamedTuple):
     silent: bool = False
 
     def in_arm(self, test: str, *, holds: bool) -> Around:
-        """The same place where a test holds, or does not."""
+        """This place, inside the arm in which a test holds or does not hold."""
         return self._replace(arms=(*self.arms, (test, holds)))
 
     def in_loop(self, loop: ast.AST) -> Around:

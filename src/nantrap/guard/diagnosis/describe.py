@@ -257,7 +257,7 @@ def _of_both(cause: Cause) -> str:
 
 
 def not_compared(incident: Incident, earlier: Incident) -> Incident:
-    """The same tensors are bad as before, and the ranks do not run the step again to see whether it is the same."""
+    """Notes that the tensors of an earlier incident are bad again, and that the ranks did not run the step again."""
     note = (
         f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so the cause is not known"
     )

@@ -348,7 +348,7 @@ class Counted:
         return writes != self._writes
 
     def written(self) -> list[LedgerRow]:
-        """Those that were written since."""
+        """The rows that were written since."""
         return [row for row, before in zip(self.rows, self._versions, strict=True) if version(row.tensor) != before]
 
 

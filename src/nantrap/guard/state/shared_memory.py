@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def in_shared_memory(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those tensors whose memory other processes may hold as well."""
+    """The tensors whose memory other processes may hold as well."""
     return [
         tensor
         for tensor in tensors
@@ -27,7 +27,7 @@ def in_shared_memory(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @contextlib.contextmanager
 def with_own_copies(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Those in shared memory are copies of their present values for a while, and whatever happens to them is lost."""
+    """Puts copies in the place of tensors in shared memory for a while; whatever happens to them is lost."""
     common = [(tensor, tensor.data) for tensor in in_shared_memory(tensors)]
     for tensor, memory in common:
         tensor.data = memory.clone()

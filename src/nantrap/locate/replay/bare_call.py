@@ -199,7 +199,7 @@ def _arguments(bound: inspect.BoundArguments, batch: Any) -> tuple[tuple[Any, ..
 
 
 def _plain(value: Any) -> Any:
-    """The same with a copy of each tensor that was made in inference mode: such a one is refused outside of it."""
+    """Copies each tensor that was made in inference mode: such a one is refused outside of it."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     if type(value) is dict:

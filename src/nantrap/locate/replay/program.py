@@ -75,7 +75,7 @@ class ProgramState:
             _put_back(owner, name, value)
 
     def now(self) -> ProgramState:
-        """The same generators and values as they are at this moment."""
+        """Takes these generators and values as they are at this moment."""
         return ProgramState(
             tuple((generator, _read_generator(generator)) for generator, _ in self.generators),
             tuple((owner, name, _copied(_held(owner, name))) for owner, name, _ in self.attributes),

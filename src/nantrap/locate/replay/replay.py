@@ -112,7 +112,7 @@ def bad_gradients(failed: Failure) -> list[str]:
 
 
 def _again(failed: Failure, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
-    """The same replay once more, with the operands of the wanted operations kept."""
+    """Repeats a replay and keeps the operands of the wanted operations."""
     return run(failed, wanted=wanted).trace
 
 

@@ -73,7 +73,7 @@ class RngState(NamedTuple):
         return cls(torch.default_generator.get_state(), devices, python, numpy, program)
 
     def now(self) -> RngState:
-        """The same streams, generators and attributes as they are at this moment."""
+        """Takes these streams, generators and attributes as they are at this moment."""
         return RngState.capture(self.program.now() if self.program is not None else None)
 
     def restore(self, *, beside: bool = True) -> None:

@@ -229,7 +229,7 @@ class _Search:
         return guilty
 
     def also_in_the_batch(self, guilty: list[int]) -> list[int]:
-        """Those that fail in a batch of the full size too, where the other guilty ones are replaced by a good sample.
+        """The samples that fail in a batch of the full size too, with the other guilty ones replaced by a good sample.
 
         A sample that runs alone is rounded differently, and a mean gives it another weight.
         """

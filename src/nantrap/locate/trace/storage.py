@@ -161,7 +161,7 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting of lists, tuples and dicts with every leaf replaced by `change(leaf)`."""
+    """Copies a nesting of lists, tuples and dicts with every leaf replaced by `change(leaf)`."""
     if isinstance(value, (list, tuple)):
         return type(value)(map_leaves(item, change) for item in value)
     if isinstance(value, dict):

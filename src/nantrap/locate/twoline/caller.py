@@ -50,7 +50,7 @@ def keep_frames(most: int = 4) -> list[KeptFrame]:
 
 
 def keep_leaves(most: int = 4) -> list[KeptFrame]:
-    """The same without what these frames have computed with a graph: only what a model is given, and its settings."""
+    """Keeps the frames without what they have computed with a graph: only what a model is given, and its settings."""
     kept = keep_frames(most)
     for frame in kept:
         for name in [n for n, v in frame.values.items() if isinstance(v, Tensor) and v.grad_fn is not None and v.dim()]:
@@ -96,7 +96,7 @@ _instead: list[Sequence[Frame]] = []
 
 @contextlib.contextmanager
 def seen_from(frames: Sequence[Frame]) -> Iterator[None]:
-    """As if the user's code were still where these frames were kept."""
+    """Makes the user's code appear to be where these frames were kept."""
     _instead.append(frames)
     try:
         yield

@@ -211,7 +211,7 @@ class Guarded:
     # ---- functions
 
     def guard(self, function: types.FunctionType) -> Callable[..., Any]:
-        """The same function, compiled again with every call checked."""
+        """Compiles a function again with every call checked."""
         if CALL in function.__globals__:
             return function
         if function not in self._functions:

@@ -248,7 +248,7 @@ def live_before(statements: Sequence[ast.stmt], after: set[str]) -> set[str]:
 
 
 def _live_before_one(statement: ast.stmt, live: set[str]) -> set[str]:
-    """The same for one statement."""
+    """The names that are live before one statement."""
     if isinstance(statement, ast.If):
         either = live_before(statement.body, live) | live_before(statement.orelse, live)
         return either | uses(statement.test).loads

@@ -40,7 +40,7 @@ class StepCounts(StepTally):
     starts_again: bool = False
 
     def to_json(self) -> str:
-        """As the cache keeps it."""
+        """The entry as the cache keeps it."""
         return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
 
     @classmethod

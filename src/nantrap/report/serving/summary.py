@@ -234,7 +234,7 @@ class Summary:
     kind: str = "run"
 
     def at(self, now: float) -> Summary:
-        """The same run with its state at a time: it depends on the age of the last line and on the process."""
+        """The run with its state at a time: it depends on the age of the last line and on the process."""
         judged = replace(self.judged, age=max(0.0, now - self.modified), alive=_is_alive(self.process))
         return replace(self, judged=judged, state=state_of(judged))
 
@@ -274,7 +274,7 @@ class Summary:
         return None if self.event is None else self.event.step
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for the script of the page."""
+        """The run as JSON values, for the script of the page."""
         return {
             "id": self.ident, "name": self.name, "state": self.state.word, "tone": self.state.tone,
             "sign": self.state.sign, "reason": self.state.reason, "step": self.step, "total": self.judged.total,

@@ -28,7 +28,7 @@ def recognise(head: bytes) -> bool:
 
 
 def read(source: ByteSource) -> Contents:
-    """As safetensors; names become paths, so that each tensor is judged by its role, and the JSON becomes the tree."""
+    """Reads a safetensors file of nantrap; names become paths, by which roles are known, and the JSON is the tree."""
     from nantrap.record.structure import unpack  # takes a tenth of a second, so it is imported only for stores
 
     contents = safetensors.read(source)
