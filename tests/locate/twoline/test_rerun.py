@@ -102,6 +102,44 @@ def test_a_backward_fault_in_a_helper() -> None:
     assert incident.source.function.endswith("distance")
 
 
+class Squares:
+    """A loss that is an object and no module."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def __call__(self, out: Tensor, counts: Tensor) -> Tensor:
+        return (out.abs().pow(self.power) / counts).mean()
+
+
+def test_a_fault_in_a_loss_that_is_a_callable_object() -> None:
+    loss = Squares(2.0)
+    incident = two_lines(lambda model, batch: loss(model(batch[0]), batch[1]))
+    assert computed_again(incident)
+    assert incident.source is not None
+    assert incident.source.function == "Squares.__call__"
+    assert "/ counts" in incident.source.text
+    assert incident.causes[0].slug == "division_by_zero"
+
+
+def test_a_batch_that_stands_in_the_call_of_the_model_alone_is_named_as_out_of_scale() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    found: list[Incident] = []
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        for step in range(3):
+            out = model(torch.randn(4, 3) * (1e20 if step == 1 else 1.0))
+            loss = (out @ out.T).mean()
+            guard.backward(loss)
+            incident = guard.step().incident
+            found += [incident] if incident is not None else []
+    (incident,) = found
+    assert computed_again(incident)
+    assert incident.source is not None
+    assert "out @ out.T" in incident.source.text
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("input_out_of_scale", False)
+
+
 class Criterion(nn.Module):
     def forward(self, out: Tensor, counts: Tensor) -> Tensor:
         terms = [out.square() / counts]

@@ -255,7 +255,7 @@ def largest_input(case: Case) -> Extreme | None:
         return None
     given = list(ordinary_tensors(case.failure.batch))
     calls = case.failure.root_call.chain() if case.failure.root_call is not None else []
-    if not case.failure.repeatable:
+    if not (case.failure.repeatable and given):  # a loss that was computed again may show no batch: `model(draw())`
         given += [("the batch of the loop", tensor) for _, tensor in ordinary_tensors(given_by_loop())]
         for call in calls:
             called = case.failure.root if call.module is None else call.module
@@ -284,7 +284,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
     facts = [_reaches(found, ())]
     samples = case.location.samples
-    if not case.failure.repeatable:
+    if not (case.failure.repeatable and any(True for _ in ordinary_tensors(case.failure.batch))):
         alone = [i for i, size in enumerate(sizes_of(found.tensor)) if is_absurd(size)]
         facts = [_reaches(found, alone if len(alone) < len(found.tensor) else ())]
         return Claim("hint", summary, tuple(facts), help=advice) if not case.grew else None

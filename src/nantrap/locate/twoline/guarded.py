@@ -21,6 +21,7 @@ import builtins
 import collections
 import contextlib
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -126,6 +127,8 @@ class Guarded:
             return self._call_module(function, args, kwargs)
         if isinstance(function, functools.partial):
             return self._call(function.func, *function.args, *args, **{**function.keywords, **kwargs})
+        if _is_users(method := inspect.getattr_static(type(function), "__call__", None)):  # an object, but no module
+            return self._call(types.MethodType(method, function), *args, **kwargs)
         args = tuple(map(self._argument, args))
         kwargs = {key: self._argument(value) for key, value in kwargs.items()}
         name = str(getattr(function, "__name__", ""))
