@@ -3,8 +3,9 @@
 Fetch the set yourself (`git clone https://REPOSITORY FOLDER`). The figures go to `zoo/results/outside_SET.json` with
 the commit of the clone, and from there into docs/benchmarks.md with `python -m zoo.tables`.
 
-    grist        github.com/Jacob-yen/GRIST: 22 programs that look for an input on which their loss is not finite
-    traincheck   github.com/OrderLab/TrainCheck-Evaluation-Workloads: healthy workloads
+    grist           github.com/Jacob-yen/GRIST: 22 programs that look for an input on which their loss is not finite
+    soft_assertion  github.com/AnwarXahid/soft-assertion-fuzzer: losses and layers of public projects
+    traincheck      github.com/OrderLab/TrainCheck-Evaluation-Workloads: healthy workloads
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from zoo.outside import grist, traincheck
+from zoo.outside import grist, soft_assertion, traincheck
 from zoo.outside.scripts import save
 from zoo.tables import table
 
-SETS = {"grist": grist, "traincheck": traincheck}
+SETS = {"grist": grist, "soft_assertion": soft_assertion, "traincheck": traincheck}
 
 
 def main() -> int:
