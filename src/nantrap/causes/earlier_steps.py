@@ -1,24 +1,29 @@
 """The steps before the failed one, run again from an older state. Everything is restored afterwards.
 
 `guard.attempt` keeps the batches since its anchors. In the other forms only the failed step can be computed again: its
-batch then stands in for those of the updates before it (`OlderState.stands_in`). The steps run as
-they were (`own_rate`), with one thing changed (a trial), or with one operation measured (`repeated_magnitudes`).
+batch then stands in for those of the updates before it (`OlderState.stands_in`), as it was or with the inputs that the
+model had in earlier steps (`Laboratory.varied`). The steps run as they were (`own_rate`), with one thing changed (a
+trial), or with one operation measured (`repeated_magnitudes`).
 Nothing of this runs before a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Rerun, clip
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Magnitudes
+from nantrap.locate.batch import tensors_of, with_tensor
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Part
 from nantrap.locate.replay.replay import fails_alike, forward_and_backward
@@ -89,11 +94,32 @@ def older_state(case: Case, *, this_batch: bool = False) -> OlderState | None:
         restore, value_of, steps = first.restore, first.value_of, applied
     else:
         return None
+    batches = itertools.cycle([failed.batch] if this_batch or not case.lab.varied else with_earlier_inputs(case))
     attempts = [
-        SimpleNamespace(step=step, forward=failed.forward, batches=(failed.batch,), rng=failed.rng, applied=True)
+        SimpleNamespace(step=step, forward=failed.forward, batches=(next(batches),), rng=failed.rng, applied=True)
         for step in (*steps[-_MOST_STAND_INS:], *steps[-1:] * _MORE_STAND_INS)
     ]
     return OlderState(steps[0], restore, value_of, attempts, stands_in=True)
+
+
+def with_earlier_inputs(case: Case) -> list[Any]:
+    """The batch of the failed step, and the same with the inputs that the model had in earlier steps in place of its
+    own; the batch alone where they are not kept, or are no part of it."""
+    call = case.failure.root_call
+    batches = [case.failure.batch]
+    if call is None:
+        return batches
+    inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
+    held = {id(tensor) for _, tensor in tensors_of(case.failure.batch)}
+    if not inputs or not held.issuperset(map(id, inputs)):
+        return batches
+    for earlier in call.before:
+        if [tensor.shape for tensor in earlier] == [tensor.shape for tensor in inputs]:
+            batch = case.failure.batch
+            for own, other in zip(inputs, earlier, strict=True):
+                batch = with_tensor(batch, own, other)
+            batches.append(batch)
+    return batches
 
 
 def moved(case: Case) -> float:

@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from nantrap.causes.changes import LOG_SPACE, WIDE, LogSpace, SinglePrecision, WideLines
-from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, moved, older_state, older_weights, own_rate
+from nantrap.causes.earlier_steps import (
+    RateOf,
+    drift,
+    drive,
+    driven,
+    moved,
+    older_state,
+    older_weights,
+    own_rate,
+    with_earlier_inputs,
+)
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.patch import diff_for
@@ -71,6 +81,8 @@ class Laboratory:
         self._left_out: dict[str, bool] = {}
         self._changed: dict[str, tuple[Replaced, ...]] = {}
         self.notes: list[str] = []
+        self.varied = False
+        """Where batches of earlier steps are not kept, the inputs that the model had in them stand in as well."""
         self.wants_others = False
         """A trial was left out that all ranks together could run."""
 
@@ -194,9 +206,14 @@ class Laboratory:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(own_rate)
-        older = older_state(self._case)
-        if older is not None and older.stands_in:
+        if self.stands_in:
             fails = not result.finite or self._raised(result.loss) is not None
+            if not fails and len(with_earlier_inputs(self._case)) > 1:
+                self.varied = True
+                varied = self._driven(own_rate)
+                self.varied = not varied.finite
+                if self.varied:
+                    return "", varied
             return "" if fails else "updates on this batch at the same learning rate do not fail", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
@@ -508,8 +525,7 @@ class Laboratory:
 
     def rate(self, name: str, change: str, rate_of: RateOf, *, this_batch: bool = False) -> Trial:
         """The steps since an older state again, with other learning rates and, if asked for, with this batch alone."""
-        older = older_state(self._case)
-        if this_batch or (older is not None and older.stands_in):
+        if this_batch or self.stands_in:
             change += ", with this batch"
         return self.run(name, change, lambda: self._driven(rate_of, this_batch=this_batch), harness="steps")
 
@@ -539,7 +555,11 @@ class Laboratory:
     @property
     def steps(self) -> str:
         """What is made again from an older state, in words."""
-        return "updates on this batch" if self.stands_in else "the same steps"
+        return f"updates {self._on_what}" if self.stands_in else "the same steps"
+
+    @property
+    def _on_what(self) -> str:
+        return "with earlier inputs of the model" if self.varied else "on this batch"
 
     @property
     def stands_in(self) -> bool:
@@ -552,7 +572,7 @@ class Laboratory:
         older = older_state(self._case)
         if older is None or not older.stands_in:
             return f"the same batches {change} stay finite"
-        updates = f"{len(older.attempts)} updates on this batch, from the weights of step {older.step:,},"
+        updates = f"{len(older.attempts)} updates {self._on_what}, from the weights of step {older.step:,},"
         control = next((each for each in self.controls if each.harness == "steps"), None)
         if control is None or not control.finite or (before := self._raised(control.loss)) is None:
             return f"{updates} fail again; {change} they do not"

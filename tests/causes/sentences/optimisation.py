@@ -142,7 +142,7 @@ PROGRAMS: dict[str, str] = {
     "an absurd learning rate that one batch alone does not show": """
         model = nn.Linear(4, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e4)
-        def loss_fn(x): return model(x).exp().mean()
+        def loss_fn(x): return model(1.0 * x).exp().mean()  # inputs of the model that are no part of the batch
     """,
     "an absurd learning rate and a counter, two lines": """
         model = nn.Linear(4, 1)
@@ -158,6 +158,22 @@ PROGRAMS: dict[str, str] = {
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [torch.full((6, 4), 5.0)] * 3 + [torch.full((6, 4), 1.64)]
         def loss_fn(x): return (model(x) - 1).square().mean() + 0 * (model(x).abs() * (x[:, :1] < 2)).exp().mean()
+    """,
+    "a rate too high for earlier batches, two lines": """
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 0.1), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.full((6, 4), 5.0)] * 6 + [torch.full((6, 4), 0.3)]
+        def loss_fn(x): return (model(x) - 1).square().mean() + 1e-30 * ((model(x) * (x[:, :1] < 2)) ** 8).mean()
+    """,
+    "a rate too high for batches that are not kept, two lines": """
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 0.1), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.full((6, 4), 50)] * 6 + [torch.full((6, 4), 3)]
+        def loss_fn(ids):
+            x = ids / 10
+            return (model(x) - 1).square().mean() + 1e-30 * ((model(x) * (x[:, :1] < 2)) ** 8).mean()
     """,
     "a teacher that follows weights that were thrown away, two lines": """
         model = nn.Linear(4, 1)
@@ -198,6 +214,14 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a rate that raises the loss of a milder batch, two lines", "a rate too high, two lines"): (
         "updates on this batch, from the weights of step 0, raise its loss from 0.118 to",
+    ),
+    ("a rate too high for earlier batches, two lines", "a rate too high, two lines"): (
+        "updates with earlier inputs of the model, from the weights of step 0, fail again; with",
+        "(updates with earlier inputs of the model stay finite at",
+    ),
+    ("a rate too high for batches that are not kept, two lines", "a rate too high, two lines"): (
+        "the learning rate of 0.1 may be too high",
+        "was bad, where the loss first rose, to",
     ),
     ("a teacher that follows weights that were thrown away, two lines", "a rate too high, two lines"): (
         "the step fails with older weights too: the batch, and what the program keeps beside the model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,8 @@ _THROWN_AT_ONCE = 2.0
 """One update that moves the weights by this many times their own size is no step of a training."""
 _EXPLODED = 1e6
 """A loss that grew by this factor within the recent steps was not raised by a harder batch."""
+_ROSE_AT_ONCE = 100.0
+"""A loss that rises by this factor from one step to the next may have met a bad batch."""
 _OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
 """Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0
@@ -92,7 +95,7 @@ def lr_too_high(case: Case) -> Claim | None:
         if stable and trial.name.startswith(_FAR)
         else "warm it up, or clip the gradients"
         if stable
-        else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
+        else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients{_or_a_batch(case)}",
         contests=not case.failure.repeatable and _is_likely(case, rate),
     )
 
@@ -141,6 +144,18 @@ def _throws_at_once(case: Case, rate: float) -> bool:
     """Whether each update moved the weights by more than their own size, and a usual learning rate would not have."""
     each = case.lab.moved / max(1, case.lab.updates)
     return each >= _THROWN_AT_ONCE and rate > _USUAL_RATE and each * _USUAL_RATE / rate < _THROWN
+
+
+def _or_a_batch(case: Case) -> str:
+    """The other explanation, where the updates were made on batches that are not kept: one of those was bad."""
+    applied = case.run.history.applied()
+    rises = (
+        later for earlier, later in itertools.pairwise(applied) if abs(later.loss) > _ROSE_AT_ONCE * abs(earlier.loss)
+    )
+    first = next(rises, None)
+    if first is None or not case.lab.stands_in:
+        return ""
+    return f"; or the batch of step {first.step:,} was bad, where the loss first rose, to {first.loss:.3g}"
 
 
 def _is_likely(case: Case, rate: float) -> bool:
@@ -223,7 +238,9 @@ def _is_refuted(case: Case, trial: Trial, part: str) -> bool:
         return True
     control = next((each for each in case.lab.controls if each.harness == "steps"), None)
     if control is not None and control.finite and _is_stable(case, control):
-        return True  # updates with this learning rate are stable: what led here is something else
+        # updates with this learning rate are stable: what led here is something else, unless those that did threw the
+        # weights away on batches that are not kept
+        return not (case.lab.stands_in and _is_likely(case, max(_last_rates(case), default=math.nan)))
     older = case.lab.older_weights() if trial.finite is None and not beside else None
     if older is not None and older.finite is False:
         case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
