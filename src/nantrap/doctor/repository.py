@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nantrap.doctor.configuration.names import plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceKind, SourceRole
-from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.expressions import name_of
 from nantrap.doctor.source.module import Function, Module, parts_inside
 
 if TYPE_CHECKING:
@@ -304,11 +304,9 @@ def possible_values(module: Module, node: ast.expr, function: Function, reposito
             *possible_values(module, node.body, function, repository),
             *possible_values(module, node.orelse, function, repository),
         ]
-    name = dotted(node)
-    if name:
-        given = function.latest(name, node.lineno)
-        if given is not None:
-            return possible_values(module, given, function, repository)
+    given = function.given(node)
+    if given is not None:
+        return possible_values(module, given, function, repository)
     value = resolved_value(module, node, function, repository)
     return [] if value is UNKNOWN else [value]
 

@@ -17,7 +17,7 @@ from nantrap.doctor.configuration.precision import has_adapters, keeps_float32, 
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, switch
 from nantrap.doctor.repository import Repository, resolved_value
-from nantrap.doctor.source.expressions import dotted, keyword_of, name_of
+from nantrap.doctor.source.expressions import calls_in, dotted, keyword_of, name_of, receiver_of
 from nantrap.doctor.source.module import Function, Module
 
 HALF_EPS: Final = 6e-8
@@ -255,17 +255,11 @@ def _trained(module: Module) -> dict[str, tuple[ast.Call, Function]]:
                 if place.silent or (not call.args and not call.keywords):
                     continue
                 first = call.args[0] if call.args else call.keywords[0].value
-                given = first
-                name = dotted(first)
-                if name:
-                    given = place.function.latest(name, call.lineno) or first
-                for each in ast.walk(given):
-                    if (
-                        isinstance(each, ast.Attribute)
-                        and each.attr in ("parameters", "named_parameters")
-                        and dotted(each.value)
-                    ):
-                        found.setdefault(dotted(each.value), (call, place.function))
+                given = place.function.given(first, call.lineno) or first
+                for each in calls_in(given, "parameters", "named_parameters"):
+                    owner = receiver_of(each, "parameters", "named_parameters")
+                    if owner is not None and dotted(owner):
+                        found.setdefault(dotted(owner), (call, place.function))
         elif leaf.endswith("Trainer") and leaf[:1].isupper():
             for call, place in sites:
                 model = next((k.value for k in call.keywords if k.arg == "model"), call.args[0] if call.args else None)

@@ -15,14 +15,18 @@ from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.setting import number
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import (
+    calls_in,
     computes_loss,
     core,
     dotted,
     is_gradient,
     is_loss,
     is_norm,
+    keyword_of,
     name_of,
     operation,
+    receiver_of,
+    used_in,
 )
 from nantrap.doctor.source.flow import (
     LoopEvent,
@@ -83,11 +87,7 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
             and all(is_loss(target) for target in statement.targets)
         )
         operand = found.operand
-        if (
-            isinstance(operand, ast.Call)
-            and isinstance(operand.func, ast.Attribute)
-            and operand.func.attr in ("item", "detach")
-        ):
+        if receiver_of(operand, "item", "detach") is not None:
             continue
         prediction = _is_prediction(operand) and in_model(module, place.function)
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
@@ -120,13 +120,13 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 )
         for event in flow.of("zero_grad"):
             node = event.node
-            keeps = isinstance(node, ast.Call) and any(
-                keyword.arg == "set_to_none"
-                and isinstance(keyword.value, ast.Constant)
-                and keyword.value.value is False
-                for keyword in node.keywords
-            )
-            if keeps and inside_finite_test(event) and any(follows(event, s) for s in steps):
+            kept = keyword_of(node, "set_to_none") if isinstance(node, ast.Call) else None
+            if (
+                isinstance(kept, ast.Constant)
+                and kept.value is False
+                and inside_finite_test(event)
+                and any(follows(event, s) for s in steps)
+            ):
                 yield Sighting(
                     "high",
                     event.line,
@@ -276,24 +276,15 @@ def _is_inf(module: Module, node: ast.AST) -> bool:
 def _guards(node: ast.If) -> bool:
     """Whether a test keeps the step from happening, or zeroes something."""
     if asks_if_good(node.test):
-        return any(
-            isinstance(each, ast.Call) and name_of(each.func) in ("backward", "step")
-            for part in node.body
-            for each in ast.walk(part)
-        ) or leaves_block(node.orelse)
+        trains = any(call for part in node.body for call in calls_in(part, "backward", "step"))
+        return trains or leaves_block(node.orelse)
     if leaves_block(node.body):
         return True
     for part in node.body:
+        if any(calls_in(part, "zero_grad", "zero_", "zeros_like", "nan_to_num", "nan_to_num_")):
+            return True
         for each in ast.walk(part):
             if isinstance(each, (ast.Continue, ast.Break)):
-                return True
-            if isinstance(each, ast.Call) and name_of(each.func) in (
-                "zero_grad",
-                "zero_",
-                "zeros_like",
-                "nan_to_num",
-                "nan_to_num_",
-            ):
                 return True
             if isinstance(each, ast.Assign) and any(is_loss(target) or is_gradient(target) for target in each.targets):
                 return True
@@ -302,12 +293,12 @@ def _guards(node: ast.If) -> bool:
 
 def _nan_tested(test: ast.expr, function: Function) -> ast.expr | None:
     """The loss or norm that a condition tests with isnan, or with `loss != loss`."""
+    for call in calls_in(test, "isnan"):
+        subject = _asked_about(call)
+        if subject is not None and (is_loss(subject) or is_norm(subject, function)):
+            inner = core(subject)
+            return inner if isinstance(inner, ast.expr) else subject
     for each in ast.walk(test):
-        if isinstance(each, ast.Call) and name_of(each.func) == "isnan":
-            subject = _asked_about(each)
-            if subject is not None and (is_loss(subject) or is_norm(subject, function)):
-                inner = core(subject)
-                return inner if isinstance(inner, ast.expr) else subject
         if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.NotEq):
             same = ast.dump(each.left) == ast.dump(each.comparators[0])
             if same and (is_loss(each.left) or is_norm(each.left, function)):
@@ -318,13 +309,8 @@ def _nan_tested(test: ast.expr, function: Function) -> ast.expr | None:
 def _loss_tested(event: LoopEvent) -> bool:
     """Whether a condition tests a loss for NaN or Inf."""
     assert isinstance(event.node, ast.If)
-    for part in expanded(event.node.test, event.function):
-        for each in ast.walk(part):
-            if not isinstance(each, ast.Call) or name_of(each.func) not in ("isnan", "isfinite", "isinf"):
-                continue
-            if is_loss(_asked_about(each)):
-                return True
-    return False
+    parts = expanded(event.node.test, event.function)
+    return any(is_loss(_asked_about(call)) for part in parts for call in calls_in(part, "isnan", "isfinite", "isinf"))
 
 
 def asks_if_good(test: ast.expr) -> bool:
@@ -337,19 +323,15 @@ def asks_if_good(test: ast.expr) -> bool:
     for each in ast.walk(test):
         if isinstance(each, ast.UnaryOp) and isinstance(each.op, (ast.Not, ast.Invert)):
             return False
-    return any(isinstance(each, ast.Call) and name_of(each.func) == "isfinite" for each in ast.walk(test))
+    return any(calls_in(test, "isfinite"))
 
 
 def _asks_non_finite(test: ast.expr, function: Function) -> bool:
     """Whether a condition asks about NaN or Inf, directly or through a name."""
     if tests_finite(test):
         return True
-    names = {dotted(each) for each in ast.walk(test) if isinstance(each, (ast.Name, ast.Attribute))}
-    for name in names:
-        value = function.latest(name, test.lineno) if name else None
-        if value is not None and tests_finite(value):
-            return True
-    return False
+    values = [function.latest(name, test.lineno) for name in used_in(test)]
+    return any(value is not None and tests_finite(value) for value in values)
 
 
 def inside_finite_test(event: LoopEvent) -> bool:
@@ -422,10 +404,10 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
     elif isinstance(statement, ast.AugAssign):
         if is_loss(statement.target) and isinstance(statement.op, ast.Mult) and module.value(statement.value) == 0:
             yield _zero_loss(statement.lineno, ast.unparse(statement.target))
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        func = statement.value.func
-        if isinstance(func, ast.Attribute) and func.attr == "zero_" and is_loss(func.value):
-            yield _zero_loss(statement.lineno, ast.unparse(func.value))
+    elif isinstance(statement, ast.Expr):
+        cleared = receiver_of(statement.value, "zero_")
+        if cleared is not None and is_loss(cleared):
+            yield _zero_loss(statement.lineno, ast.unparse(cleared))
     elif isinstance(statement, ast.Return) and statement.value is not None:
         chains = [each for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))]
         loss = next((ast.unparse(each) for each in chains if is_loss(each)), "")
@@ -485,12 +467,9 @@ def _loss_names(node: ast.AST) -> set[str]:
 
 def _is_plain_number(node: ast.AST) -> bool:
     """Whether a value is a number of Python, through which no gradient flows: `loss.item()`, `float(loss)`."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) and (
-            name_of(each.func) in ("item", "tolist", "detach", "numpy") or dotted(each.func) == "float"
-        ):
-            return True
-    return False
+    return any(calls_in(node, "item", "tolist", "detach", "numpy")) or any(
+        dotted(call.func) == "float" for call in calls_in(node, "float")
+    )
 
 
 def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:
@@ -507,17 +486,9 @@ def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:
             return any(isinstance(argument, ast.Constant) and argument.value == 0 for argument in node.args)
         if name in ("mul", "mul_"):
             return bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-        if isinstance(node.func, ast.Attribute) and name in (
-            "to",
-            "requires_grad_",
-            "sum",
-            "mean",
-            "detach",
-            "cuda",
-            "float",
-            "clone",
-        ):
-            return _is_zero(module, node.func.value, function)
+        inner = receiver_of(node, "to", "requires_grad_", "sum", "mean", "detach", "cuda", "float", "clone")
+        if inner is not None:
+            return _is_zero(module, inner, function)
     return False
 
 

@@ -14,7 +14,16 @@ from nantrap.doctor.checks.mathematics import in_model
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.setting import number
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import dotted, has_epsilon, is_operation, name_of, names_in, operation, peeled
+from nantrap.doctor.source.expressions import (
+    dotted,
+    has_epsilon,
+    is_operation,
+    name_of,
+    names_in,
+    operation,
+    peeled,
+    used_in,
+)
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _BOUNDED: Final = re.compile(
@@ -122,7 +131,7 @@ def _is_unit(module: Module, node: ast.expr, function: Function, line: int) -> b
     while isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "H"):
         node = node.value
     node = peeled(module, node)
-    made = function.latest(dotted(node), line) or node
+    made = function.given(node, line) or node
     if any(isinstance(each, ast.Call) and "normalize" in name_of(each.func).lower() for each in ast.walk(made)):
         return True
     divided = isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
@@ -137,7 +146,7 @@ def _vanishing_rows(module: Module, call: ast.Call, place: CodePlace, temperatur
     if not name:
         return
     divides = any(
-        at.function is function and name in {dotted(each) for each in ast.walk(division.right)}
+        at.function is function and name in used_in(division.right)
         for division, at in module.divisions
         if not has_epsilon(module, division.right, function)
     )
@@ -163,8 +172,7 @@ def division_by_running_mean(module: Module, repository: Repository) -> Iterator
         divisor = _origin(module, division.right, function, division.lineno)
         if has_epsilon(module, divisor, function) or has_epsilon(module, division.right, function):
             continue
-        names = {dotted(each) for each in ast.walk(divisor)} - {""}
-        kept = next((name for name in sorted(names) if _is_running(module, function, name)), None)
+        kept = next((name for name in sorted(used_in(divisor)) if _is_running(module, function, name)), None)
         given = function.latest(kept, division.lineno) if kept is not None else None
         if given is not None and has_epsilon(module, given, function):
             continue
@@ -204,9 +212,8 @@ def _title(function: Function) -> str:
 def _origin(module: Module, node: ast.expr, function: Function, line: int, depth: int = 0) -> ast.expr:
     """What a name was assigned before a line, a few steps back; views are looked through."""
     node = peeled(module, node)
-    name = dotted(node)
-    value = function.latest(name, line) if name and depth < 3 else None
-    if value is None or name in {dotted(each) for each in ast.walk(value)}:
+    value = function.given(node, line) if depth < 3 else None
+    if value is None or dotted(node) in used_in(value):
         return node
     return _origin(module, value, function, getattr(value, "lineno", line), depth + 1)
 
@@ -221,8 +228,7 @@ def _is_negative(node: ast.expr) -> bool:
 
 
 def _in_lambda(call: ast.Call, place: CodePlace) -> bool:
-    functions = [each for each in ast.walk(place.statement) if isinstance(each, ast.Lambda)]
-    return any(inner is call for each in functions for inner in ast.walk(each))
+    return any(isinstance(each, ast.Lambda) and call in ast.walk(each) for each in ast.walk(place.statement))
 
 
 def _is_temperature(node: ast.expr) -> bool:
@@ -271,7 +277,7 @@ def _averages(module: Module, value: ast.expr, name: str) -> bool:
     factors = [*_multiplied(value.left), *_multiplied(value.right)]
     numbers = [share for each in factors if (share := number(module.value(each))) is not None]
     shares = abs(sum(numbers) - 1) < 1e-9 if len(numbers) == 2 else any(_is_rest(module, each) for each in factors)
-    return shares and name in {dotted(part) for part in ast.walk(value)}
+    return shares and name in used_in(value)
 
 
 def _multiplied(node: ast.expr) -> list[ast.expr]:

@@ -16,6 +16,7 @@ from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.domains import keeps_from_elsewhere, leaves_domain
 from nantrap.doctor.source.expressions import (
     additions,
+    calls_in,
     dotted,
     has_epsilon,
     is_epsilon,
@@ -24,6 +25,7 @@ from nantrap.doctor.source.expressions import (
     names_in,
     operation,
     peeled,
+    receiver_of,
 )
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.module import CodePlace, Function, Module
@@ -42,6 +44,10 @@ _WITHOUT_GRADIENT: Final = re.compile(
 )
 _GIVEN: Final = re.compile(r"^(batch|feats|data|sample|example|inputs)$")
 """Names of a dictionary of what a data set gives."""
+_KEEPS_AWAY: Final = (
+    "where", "clamp", "clamp_min", "maximum", "softplus", "exp", "clip", "masked_fill", "cosh",
+)  # fmt: skip
+"""Operations whose result is no longer where a logarithm, a root or a division has no value."""
 _ONE_PER_SAMPLE: Final = re.compile(
     r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
 )
@@ -62,7 +68,7 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
     for node, operand, place in found:
         if not in_model(module, place.function) or "metric" in module.file.lower():
             continue
-        inner = _followed(operand, place.function, node.lineno)
+        inner = place.function.followed(operand, node.lineno)
         if has_floor(module, inner, place.function) or not _sum_of_squares(module, inner, place.function, 0):
             continue
         yield Sighting.of(
@@ -234,13 +240,6 @@ def has_floor(module: Module, node: ast.AST, function: Function) -> bool:
     return has_epsilon(module, node, function) or any(is_epsilon(module, part, function) for part in additions(node))
 
 
-def _followed(node: ast.expr, function: Function, line: int, depth: int = 0) -> ast.expr:
-    """What a name was assigned, a few steps back."""
-    name = dotted(node)
-    value = function.latest(name, line) if name and depth < 3 else None
-    return node if value is None else _followed(value, function, getattr(value, "lineno", line), depth + 1)
-
-
 def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -> bool:
     """Whether an expression is a square: `x ** 2`, `x * x`, `x.square()`, or a name that was given one."""
     node = peeled(module, node)
@@ -261,7 +260,7 @@ def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -
             return exponent is not None and bool(module.value(exponent) == 2)
         return False
     if depth < 2 and dotted(node):
-        inner = _followed(node, function, node.lineno, 2)
+        inner = function.followed(node, node.lineno, 1)
         return inner is not node and _is_square(module, inner, function, depth + 1)
     return False
 
@@ -287,7 +286,7 @@ def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: i
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return _sum_of_squares(module, node.left, function, depth + 1)
     if depth < 2 and dotted(node):
-        inner = _followed(node, function, node.lineno, 2)
+        inner = function.followed(node, node.lineno, 1)
         return (
             inner is not node
             and not has_floor(module, inner, function)
@@ -306,7 +305,7 @@ def _is_setting(node: ast.expr, function: Function) -> bool:
     name = dotted(base)
     if name.startswith("self.") or _CONSTANT.match(name.rsplit(".", 1)[-1]):
         return True
-    value = function.latest(name, node.lineno) if name else None
+    value = function.given(base, node.lineno)
     return value is not None and dotted(value).startswith("self.")
 
 
@@ -360,12 +359,11 @@ def _risky(
     if own:
         if own.lower() in guarded:
             return None, ""  # the condition tests the result
-        side = _followed(side, function, line, 2)
-    name = dotted(condition)
-    definition = function.latest(name, line) if name else None
+        side = function.followed(side, line, 1)
+    definition = function.given(condition, line)
     if definition is not None:
         guarded |= _tested_names(definition)
-    opaque = definition is None and (bool(name) or isinstance(condition, ast.Subscript))
+    opaque = definition is None and (bool(dotted(condition)) or isinstance(condition, ast.Subscript))
     for each in _outer_expressions(module, side):
         found = operation(module, each) if isinstance(each, ast.Call) else None
         argument: ast.expr | None = None
@@ -438,25 +436,15 @@ def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool
         for word in (".shape", ".size(", "len(", "math.", "np.", "numel", ".exp()", "torch.exp(", "_dim", "num_")
     ):
         return True
-    inner = _followed(node, function, line)
+    inner = function.followed(node, line)
     if inner is not node:
         if any(_COUNTS.search(name) for name in names_in(inner) if name.startswith(("rand", "uniform", "count"))):
             return True
         made = operation(module, inner)
-        if made is not None and made.name in (
-            "where",
-            "clamp",
-            "clamp_min",
-            "maximum",
-            "softplus",
-            "exp",
-            "clip",
-            "masked_fill",
-            "cosh",
-        ):
+        if made is not None and made.name in _KEEPS_AWAY:
             return True
         return _safe(module, inner, function, line) if not dotted(inner) else False
-    return is_operation(module, node, "where", "clamp", "softplus", "exp", "maximum", "cosh") is not None
+    return is_operation(module, node, *_KEEPS_AWAY) is not None
 
 
 def _learns(module: Module, node: ast.AST, function: Function, line: int, depth: int = 0) -> bool:
@@ -520,28 +508,13 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
 def only_logged(call: ast.Call, place: CodePlace) -> bool:
     """`x.std().item()` and what is in a print or a log."""
     for each in ast.walk(place.statement):
-        outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
-        if outer is not None and outer.value is call and outer.attr in ("item", "detach", "cpu", "tolist"):
+        if receiver_of(each, "item", "detach", "cpu", "tolist") is call:
             return True
-        if isinstance(each, ast.FormattedValue) and any(inner is call for inner in ast.walk(each)):
+        if isinstance(each, ast.FormattedValue) and call in ast.walk(each):
             return True
-        if (
-            isinstance(each, ast.Call)
-            and name_of(each.func)
-            in (
-                "print",
-                "log",
-                "info",
-                "debug",
-                "add_scalar",
-                "log_dict",
-            )
-            and any(
-                inner is call
-                for argument in (*each.args, *(k.value for k in each.keywords))
-                for inner in ast.walk(argument)
-            )
-        ):
+    for log in calls_in(place.statement, "print", "log", "info", "debug", "add_scalar", "log_dict"):
+        given = (*log.args, *(keyword.value for keyword in log.keywords))
+        if any(call in ast.walk(each) for each in given):
             return True
     return False
 
@@ -560,10 +533,8 @@ def _normalises(function: Function) -> bool:
 
 def _of_groups(node: ast.expr, function: Function, line: int) -> bool:
     """Whether a tensor holds groups of samples: rewards of several answers to one question."""
-    names = names_in(node)
-    value = function.latest(dotted(node), line) if dotted(node) else None
-    if value is not None:
-        names |= names_in(value)
+    value = function.given(node, line)
+    names = names_in(node) | (names_in(value) if value is not None else set())
     return any(_GROUPED.search(name) for name in names)
 
 

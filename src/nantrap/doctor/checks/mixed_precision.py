@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check, source_check
 from nantrap.doctor.configuration.precision import Asked, computation, half_flags, precision, says_no
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceRole, number, switch
 from nantrap.doctor.repository import Repository, possible_values
-from nantrap.doctor.source.expressions import dotted, is_loss, keyword_of, name_of
-from nantrap.doctor.source.flow import LoopEvent, LoopFlow, flow_of, follows
+from nantrap.doctor.source.expressions import calls_in, dotted, is_loss, keyword_of, used_in
+from nantrap.doctor.source.flow import LoopEvent, LoopFlow, all_flows, follows
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
 _MANY: Final = 10
@@ -109,7 +109,7 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sigh
     if "Accelerator" in module.calls or "scale_loss" in module.calls:
         return
     steps_elsewhere = any("step" in each.calls for each in repository.modules if each is not module)
-    for flow in _differentiating(module):
+    for flow in all_flows(module):
         backwards = [event for event in flow.of("backward") if not event.scaled and not event.managed]
         if not backwards:
             continue
@@ -155,21 +155,16 @@ def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator
         return
     if any(not each.known for each in (*source.all("fp16"), *source.all("bf16"))):
         return
-    theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
+    launcher = _launcher(source, repository, "bfloat16")
     named = "amp" in asked.setting.names[-1] or "amp" in asked.setting.parent
-    bf16 = theirs is not None and theirs[0] == "bfloat16"
-    beside = (
-        f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
-    )
-    yield Sighting(
-        "high" if bf16 else "medium" if named else "low",
-        asked.setting.line,
-        True,
+    yield Sighting.at(
+        asked.setting,
+        "high" if launcher else "medium" if named else "low",
         f"{asked.setting.name} is on and no dtype is named: torch.autocast on CUDA takes float16, "
-        f"without loss scaling unless the code has a GradScaler{beside}",
+        "without loss scaling unless the code has a GradScaler"
+        + (f", while the launcher says bf16 ({launcher.place})" if launcher else ""),
         "name the dtype: bf16: true, and dtype=torch.bfloat16 in torch.autocast",
-        asked.setting.file,
-        _apart(source, "launcher", repository) if bf16 else "",
+        doubt=launcher.doubt if launcher else "",
     )
 
 
@@ -184,19 +179,14 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         if autocast_dtype(module, call, place.function) != "default" or not _around_loss(place):
             continue
         here = SettingSource(module.file, "call", (), "code")
-        theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
-        bf16 = theirs is not None and theirs[0] == "bfloat16"
+        launcher = _launcher(here, repository, "bfloat16")
         yield Sighting.of(
             call,
-            "high" if bf16 else "medium",
+            "high" if launcher else "medium",
             "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
-            + (
-                f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
-                if bf16 and theirs is not None
-                else ""
-            ),
+            + (f", and the launcher says bf16 ({launcher.place})" if launcher else ""),
             "use accelerator.autocast(), or name the dtype",
-            doubt=_apart(here, "launcher", repository) if bf16 else "",
+            doubt=launcher.doubt if launcher else "",
         )
 
 
@@ -255,20 +245,22 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sigh
         if given is None or (isinstance(given, ast.Constant) and module.value(given) is not UNKNOWN):
             continue
         here = SettingSource(module.file, "call", (), "code", line=call.lineno)
-        theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
-        if theirs is None or theirs[0] not in ("float16", "bfloat16"):
+        launcher = _launcher(here, repository, "float16", "bfloat16")
+        if launcher is None:
             continue
         choices = possible_values(module, given, place.function, repository)
         names = {"bf16": "bfloat16", "fp16": "float16"}
-        if any(says_no(each) for each in choices) and not any(names.get(str(each)) == theirs[0] for each in choices):
+        if any(says_no(each) for each in choices) and not any(
+            names.get(str(each)) == launcher.dtype for each in choices
+        ):
             yield Sighting(
                 "high",
                 call.lineno,
                 ast.unparse(given),
-                f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher '
-                f"asks for ({theirs[1].file}:{theirs[1].line})",
+                f'mixed_precision={ast.unparse(given)} can be "no" and is never {launcher.dtype}, which the launcher '
+                f"asks for ({launcher.place})",
                 "drop the argument; the launcher decides then",
-                doubt=_apart(here, "launcher", repository),
+                doubt=launcher.doubt,
             )
 
 
@@ -304,7 +296,9 @@ def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Sighting
 @source_check("scaler_made_in_loop")
 def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A new GradScaler is made again and again."""
-    for flow in _all_flows(module, "GradScaler"):
+    if "GradScaler" not in module.calls or "step" not in module.calls:
+        return
+    for flow in all_flows(module):
         steps = flow.of("step")
         optimizers = flow.of("optimizer")
         for scaler in flow.of("scaler"):
@@ -332,18 +326,33 @@ def asked_dtype(source: SettingSource) -> tuple[str, Setting] | None:
 
 def overridden_by_no(source: SettingSource, setting: Setting, repository: Repository) -> Iterator[Sighting]:
     """The finding of NT806 at a setting, if the launcher asks for half precision."""
-    theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
-    if theirs is not None and theirs[0] in ("float16", "bfloat16"):
+    launcher = _launcher(source, repository, "float16", "bfloat16")
+    if launcher is not None:
         yield Sighting(
             "high",
             setting.line,
             "no",
-            f'mixed_precision="no" overrides the launcher, which asks for {_SHORT[theirs[0]]} '
-            f"({theirs[1].file}:{theirs[1].line})",
+            f'mixed_precision="no" overrides the launcher, which asks for {_SHORT[launcher.dtype]} ({launcher.place})',
             "drop the argument; the launcher decides then",
             setting.file,
-            _apart(source, "launcher", repository),
+            launcher.doubt,
         )
+
+
+class _Launcher(NamedTuple):
+    """What the launcher of a source asks for: the dtype, the file and line, and why the two may not run together."""
+
+    dtype: str
+    place: str
+    doubt: str
+
+
+def _launcher(source: SettingSource, repository: Repository, *dtypes: str) -> _Launcher | None:
+    """What the launcher files beside a source agree on, if it is one of these dtypes."""
+    theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
+    if theirs is None or theirs[0] not in dtypes:
+        return None
+    return _Launcher(theirs[0], f"{theirs[1].file}:{theirs[1].line}", _apart(source, "launcher", repository))
 
 
 def _apart(source: SettingSource, role: SourceRole, repository: Repository) -> str:
@@ -420,30 +429,9 @@ def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
     if value is not UNKNOWN:
         return False
     inner = node.value if isinstance(node, ast.Attribute) and node.attr == "type" else node
-    name = dotted(inner)
-    given = function.latest(name, getattr(node, "lineno", 0)) if name else None
-    if given is None and name:
-        top = module.functions[0]
-        given = top.latest(name, 1 << 30)
-    text = ast.unparse(given) if given is not None else ast.unparse(inner)
+    given = function.given(inner, getattr(node, "lineno", 0)) or module.functions[0].given(inner, 1 << 30)
+    text = ast.unparse(given or inner)
     return "'cuda" in text or '"cuda' in text
-
-
-def _differentiating(module: Module) -> Iterator[LoopFlow]:
-    """The flows of every function with a backward."""
-    for function in module.functions:
-        if not function.silent and not isinstance(function.node, ast.Lambda):
-            flow = flow_of(module, function)
-            if flow.of("backward"):
-                yield flow
-
-
-def _all_flows(module: Module, needed: str) -> Iterator[LoopFlow]:
-    if needed not in module.calls or "step" not in module.calls:
-        return
-    for function in module.functions:
-        if not function.silent and not isinstance(function.node, ast.Lambda):
-            yield flow_of(module, function)
 
 
 def _unseen_of(module: Module, flow: LoopFlow, event: LoopEvent, *, steps_elsewhere: bool) -> str:
@@ -483,7 +471,7 @@ def _carries(module: Module, block: ast.stmt, function: Function) -> bool:
         if line > block.lineno
     ]
     for _, name, value in sorted(later, key=lambda each: each[0]):
-        if carried & {dotted(each) for each in ast.walk(value)}:
+        if carried & used_in(value):
             carried.add(name)
     trained = {
         dotted(call.func.value)
@@ -501,26 +489,17 @@ def _around_loss(place: CodePlace) -> bool:
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):
         return False
-    for part in statement.body:
-        for each in ast.walk(part):
-            if isinstance(each, ast.Assign):
-                targets = [
-                    t for target in each.targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])
-                ]
-                if any(is_loss(target) for target in targets):
-                    return True
-            elif isinstance(each, ast.Call) and name_of(each.func) == "backward":
-                return True
-    return False
+    nodes = [each for part in statement.body for each in ast.walk(part)]
+    targets = [target for each in nodes if isinstance(each, ast.Assign) for target in each.targets]
+    targets += [one for target in targets if isinstance(target, ast.Tuple) for one in target.elts]
+    return any(map(is_loss, targets)) or any(call for part in statement.body for call in calls_in(part, "backward"))
 
 
 def _only_bfloat16(node: ast.expr, module: Module, function: Function) -> bool:
     """`dtype == "bfloat16"`, `args.bf16`, `ptdtype is torch.bfloat16`."""
-    name = dotted(node)
-    if name and module.value(node, function) is UNKNOWN:
-        given = function.latest(name, node.lineno)
-        if given is not None and given is not node:
-            return _only_bfloat16(given, module, function)
+    given = function.given(node) if module.value(node, function) is UNKNOWN else None
+    if given is not None and given is not node:
+        return _only_bfloat16(given, module, function)
     text = ast.unparse(node).lower()
     if "float16" in text.replace("bfloat16", "") or "fp16" in text or "half" in text:
         return isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.NotEq, ast.IsNot)) and "bf" not in text

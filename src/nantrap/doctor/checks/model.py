@@ -10,7 +10,16 @@ from typing import Final
 from nantrap.doctor.checks.half_weights import HALF_EPS, halved_models
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, keyword_of, name_of, operation
+from nantrap.doctor.source.expressions import (
+    calls_in,
+    defaults_of,
+    dotted,
+    is_loss,
+    keyword_of,
+    name_of,
+    operation,
+    used_in,
+)
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
@@ -140,13 +149,10 @@ def _gives_loss(call: ast.Call, place: CodePlace) -> bool:
         for assigned, values in place.function.assigned.items():
             if is_loss(ast.Name(assigned.rsplit(".", 1)[-1])):
                 for line, value in values:
-                    used = {dotted(each) for each in ast.walk(value) if isinstance(each, (ast.Name, ast.Attribute))}
-                    if line > call.lineno and names & used:
+                    if line > call.lineno and names & used_in(value):
                         return True
         return False
-    return isinstance(statement, ast.Expr) and any(
-        isinstance(each, ast.Call) and name_of(each.func) == "backward" for each in ast.walk(statement)
-    )
+    return isinstance(statement, ast.Expr) and any(calls_in(statement, "backward"))
 
 
 def _trained_here(module: Module, place: CodePlace) -> bool:

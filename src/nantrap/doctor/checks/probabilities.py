@@ -16,6 +16,7 @@ from nantrap.doctor.configuration.setting import Setting, SettingSource, number
 from nantrap.doctor.report import Risk
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import (
+    calls_in,
     defaults_of,
     dotted,
     has_epsilon,
@@ -26,6 +27,8 @@ from nantrap.doctor.source.expressions import (
     names_in,
     operation,
     peeled,
+    receiver_of,
+    used_in,
 )
 from nantrap.doctor.source.module import CodePlace, Function, Module
 
@@ -41,6 +44,7 @@ _TEMPERATURES: Final = frozenset(
     ["temperature", "temp", "tau", "student_temp", "teacher_temp", "student_temperature", "teacher_temperature"]
 )
 _A_LOSS: Final = re.compile(r"loss|nce|contrast|distill|criterion")
+_IN_PLACE: Final = ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_")
 _POSITIVE: Final = re.compile(r"sigma|std|var|scale|det|norm|count|len|num|size|temp|beta|alpha|weight|eps|prior")
 """Names of what a program keeps above zero by what it is."""
 _GENERATION: Final = frozenset([
@@ -174,7 +178,7 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[S
         if place.silent:
             continue
         tests: list[ast.expr] = [condition.test]
-        for name in {dotted(each) for each in ast.walk(condition.test) if isinstance(each, ast.Name)}:
+        for name in used_in(condition.test):
             value = place.function.latest(name, condition.lineno)
             if value is not None:
                 tests.append(value)
@@ -265,7 +269,7 @@ def _unfloored_probabilities(module: Module, node: ast.expr, function: Function,
     """What a name or expression is, if that is a product or power of probabilities that nothing keeps above zero."""
     whole = inner = node
     for _ in range(4):
-        value = function.latest(dotted(inner), line) if dotted(inner) else None
+        value = function.given(inner, line)
         summed = is_operation(module, inner, "sum", "mean")
         if value is not None:
             whole = inner = peeled(module, value)
@@ -285,18 +289,8 @@ def _unfloored_probabilities(module: Module, node: ast.expr, function: Function,
 
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
     """Whether `p.clamp_(...)` or a similar call is above a line."""
-    for each in ast.walk(function.node):
-        if (
-            isinstance(each, ast.Call)
-            and isinstance(each.func, ast.Attribute)
-            and each.lineno < line
-            and (
-                each.func.attr in ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_")
-                and dotted(each.func.value) == name
-            )
-        ):
-            return True
-    return False
+    changes = calls_in(function.node, *_IN_PLACE)
+    return any(each.lineno < line and dotted(receiver_of(each, *_IN_PLACE) or each) == name for each in changes)
 
 
 def _masked_by(module: Module, node: ast.expr, function: Function, line: int, depth: int) -> ast.expr | None:
@@ -340,11 +334,7 @@ def _masked_by(module: Module, node: ast.expr, function: Function, line: int, de
 
 
 def _is_minus_inf(module: Module, node: ast.expr, function: Function, line: int) -> bool:
-    if is_negative_infinity(module, node):
-        return True
-    name = dotted(node)
-    value = function.latest(name, line) if name else None
-    return value is not None and is_negative_infinity(module, value)
+    return is_negative_infinity(module, node) or is_negative_infinity(module, function.given(node, line))
 
 
 def _written_in_place(module: Module, function: Function, name: str, line: int) -> ast.expr | None:
@@ -352,15 +342,11 @@ def _written_in_place(module: Module, function: Function, name: str, line: int) 
     for each in ast.walk(function.node):
         if getattr(each, "lineno", line) >= line:
             continue
-        if (
-            isinstance(each, ast.Call)
-            and isinstance(each.func, ast.Attribute)
-            and each.func.attr == "masked_fill_"
-            and dotted(each.func.value) == name
-            and len(each.args) > 1
-            and _is_minus_inf(module, each.args[1], function, line)
-        ):
-            return each.args[0]
+        filled = receiver_of(each, "masked_fill_")
+        if filled is not None and dotted(filled) == name and isinstance(each, ast.Call):
+            if any(_is_minus_inf(module, fill, function, line) for fill in each.args[1:2]):
+                return each.args[0]
+            continue
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript):
             target = each.targets[0]
             if dotted(target.value) == name and is_negative_infinity(module, each.value):
@@ -397,35 +383,19 @@ def _traced_names(node: ast.expr, function: Function, line: int, depth: int) -> 
 
 def _handles_empty_rows(module: Module, place: CodePlace, call: ast.Call) -> bool:
     """Whether rows without a valid position are looked after in the same function."""
-    function = place.function
-    for each in ast.walk(function.node):
-        if not isinstance(each, ast.Call):
-            continue
-        name = name_of(each.func)
-        if name in ("nan_to_num", "nan_to_num_"):
+    body = place.function.node
+    if any(calls_in(body, "nan_to_num", "nan_to_num_")):
+        return True
+    for each in calls_in(body, "all", "any"):
+        found = operation(module, each) if isinstance(each.func, ast.Attribute) else None
+        if found is not None and (found.arguments or "dim" in found.keywords or "axis" in found.keywords):
             return True
-        if name in ("all", "any", "amax", "logical_not") and isinstance(each.func, ast.Attribute):
-            found = operation(module, each)
-            if (
-                found is not None
-                and name in ("all", "any")
-                and (found.arguments or "dim" in found.keywords or "axis" in found.keywords)
-            ):
-                return True
-        if (
-            (
-                name in ("masked_fill", "masked_fill_")
-                and each.lineno >= call.lineno
-                and each is not call
-                and len(each.args) > 1
-            )
-            and module.value(each.args[1]) in (0, 0.0)
-            and not any(inner is each for inner in ast.walk(call))
-        ):
+    inside = set(map(id, ast.walk(call)))
+    for each in calls_in(body, "masked_fill", "masked_fill_"):
+        cleared = len(each.args) > 1 and module.value(each.args[1]) in (0, 0.0)
+        if cleared and each.lineno >= call.lineno and id(each) not in inside:
             return True
-        if name == "isnan" and each.lineno >= call.lineno:
-            return True
-    return False
+    return any(each.lineno >= call.lineno for each in calls_in(body, "isnan"))
 
 
 def _whole_and_infinite(module: Module, node: ast.AST) -> bool:

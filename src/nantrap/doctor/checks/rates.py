@@ -13,7 +13,7 @@ from nantrap.doctor.configuration.precision import has_adapters
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, shared
 from nantrap.doctor.repository import Repository, resolved_value
-from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.expressions import calls_in, dotted, name_of, receiver_of
 from nantrap.doctor.source.module import Function, Module
 
 _HIGH: Final = 1e-2
@@ -210,9 +210,9 @@ def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setti
         if call.args and source.kind == "optimizer" and call.lineno <= rate.line <= (call.end_lineno or call.lineno)
     ]
     for first, place in given:
-        found = place.function.latest(dotted(first), first.lineno) if dotted(first) else first
-        if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters":
-            made = place.function.latest(dotted(first.func.value), first.lineno)
+        found = place.function.given(first) if dotted(first) else first
+        if (model := receiver_of(first, "parameters")) is not None:
+            made = place.function.given(model)
             if isinstance(made, ast.Call) and name_of(made.func) in ("Linear", "Embedding"):
                 return "it trains a single layer"
         if not isinstance(found, (ast.List, ast.Tuple)) or "parameters" in ast.unparse(found):
@@ -289,7 +289,7 @@ def _functions(
         yield function, [node.body]
         return
     name = name_of(node)
-    given = function.latest(dotted(node), line) if dotted(node) else None
+    given = function.given(node, line)
     if isinstance(given, ast.Lambda):
         yield function, [given.body]
         return
@@ -309,12 +309,10 @@ def _absolute_floor(
                 and _BASE_LR.search(plain(name_of(each.right)))
             ):
                 return None
-    for value in returned:
-        for each in ast.walk(value):
-            if isinstance(each, ast.Call) and name_of(each.func) in ("max", "maximum"):
-                for argument in each.args:
-                    if _MIN_LR.match(plain(name_of(argument))) and _is_rate(module, argument, function, repository):
-                        return each
+    for call in (call for value in returned for call in calls_in(value, "max", "maximum")):
+        for argument in call.args:
+            if _MIN_LR.match(plain(name_of(argument))) and _is_rate(module, argument, function, repository):
+                return call
     return None
 
 
@@ -322,7 +320,7 @@ def _is_rate(module: Module, node: ast.expr, function: Function, repository: Rep
     """Whether a smallest learning rate is absolute: not divided by the base learning rate, and not a factor."""
     at: Function | None = function
     while at is not None:
-        given = at.latest(dotted(node), node.lineno)
+        given = at.given(node)
         if given is not None and any(isinstance(each, ast.Div) for each in ast.walk(given)):
             return False
         at = at.parent

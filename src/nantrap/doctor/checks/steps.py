@@ -13,7 +13,7 @@ from typing import Final
 from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.expressions import dotted, name_of, receiver_of
 from nantrap.doctor.source.flow import (
     LoopEvent,
     LoopFlow,
@@ -292,38 +292,24 @@ def _optimizers(module: Module) -> Iterator[tuple[ast.Call, str, Function]]:
     """Calls that make an optimizer from `NAME.parameters()`, the name, and the function they are in."""
     for leaf in ("Adam", "AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adagrad", "Adamax", "Adafactor"):
         for call, place in module.sites(leaf):
-            given = call.args[0] if call.args else None
-            if (
-                isinstance(given, ast.Call)
-                and isinstance(given.func, ast.Attribute)
-                and given.func.attr == "parameters"
-                and not given.args
-                and (name := dotted(given.func.value))
-            ):
+            owner = receiver_of(call.args[0], "parameters") if call.args else None
+            if owner is not None and (name := dotted(owner)):
                 yield call, name, place.function
 
 
 def _freezings(module: Module, owner: str, function: Function) -> Iterator[int]:
     """The lines of a function that freeze all parameters of a model."""
     for call, place in module.sites("requires_grad_"):
-        func = call.func
-        if (
-            isinstance(func, ast.Attribute)
-            and dotted(func.value) == owner
-            and place.function is function
-            and not place.conditional
-            and call.args
-            and isinstance(call.args[0], ast.Constant)
-            and call.args[0].value is False
-        ):
+        frozen = receiver_of(call, "requires_grad_")
+        off = bool(call.args) and module.value(call.args[0]) is False
+        here = place.function is function and not place.conditional
+        if off and here and frozen is not None and dotted(frozen) == owner:
             yield call.lineno
     for loop in (node for node in ast.walk(function.node) if isinstance(node, ast.For)):
-        over = loop.iter
+        over = receiver_of(loop.iter, "parameters")
         if (
-            isinstance(over, ast.Call)
-            and isinstance(over.func, ast.Attribute)
-            and over.func.attr == "parameters"
-            and dotted(over.func.value) == owner
+            over is not None
+            and dotted(over) == owner
             and len(loop.body) == 1
             and "requires_grad" in ast.unparse(loop.body[0])
             and "False" in ast.unparse(loop.body[0])

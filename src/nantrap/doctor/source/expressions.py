@@ -43,6 +43,16 @@ _FLOORS: Final = frozenset([
     "abs_", "threshold",
 ])  # fmt: skip
 """Operations that keep a value away from zero."""
+_READ: Final = (
+    "item", "detach", "cpu", "float", "mean", "sum", "any", "all", "data", "double", "numpy", "abs", "cuda",
+    "norm", "max",
+)  # fmt: skip
+"""Methods that read or sum up a loss or a norm."""
+_SAME_VALUES: Final = (
+    "view", "reshape", "squeeze", "unsqueeze", "gather", "float", "double", "transpose", "permute", "contiguous",
+    "flatten", "expand", "t", "index_select", "to", "clone", "type_as", "unbind", "select", "item", "diagonal", "diag",
+)  # fmt: skip
+"""Operations whose values are those of their operand."""
 
 
 def evaluate(node: ast.AST | None, known: Mapping[str, Any] | None = None) -> Any:
@@ -177,32 +187,30 @@ def name_of(node: ast.AST | None) -> str:
     return ""
 
 
+def calls_in(node: ast.AST, *names: str) -> Iterator[ast.Call]:
+    """Every call inside an expression or statement whose last name is one of these."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and name_of(each.func) in names:
+            yield each
+
+
+def receiver_of(node: ast.AST | None, *names: str) -> ast.expr | None:
+    """`x` of a call `x.name(...)` with one of these names, or None."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+        return node.func.value
+    return None
+
+
+def used_in(node: ast.AST) -> set[str]:
+    """The names and chains of names inside an expression: `self.args.lr` is also `self.args` and `self`."""
+    return {dotted(each) for each in ast.walk(node)} - {""}
+
+
 def core(node: ast.AST | None) -> ast.AST | None:
     """The tensor of `loss.item()`, `loss.detach().cpu()`, `loss.data`, `float(loss)`, `loss.mean()`."""
     while True:
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr
-            in (
-                "item",
-                "detach",
-                "cpu",
-                "float",
-                "mean",
-                "sum",
-                "any",
-                "all",
-                "data",
-                "double",
-                "numpy",
-                "abs",
-                "cuda",
-                "norm",
-                "max",
-            )
-        ):
-            node = node.func.value
+        if (inner := receiver_of(node, *_READ)) is not None:
+            node = inner
         elif isinstance(node, ast.Attribute) and node.attr == "data":
             node = node.value
         elif isinstance(node, ast.Call) and dotted(node.func) in ("float", "abs") and node.args:
@@ -225,7 +233,7 @@ def is_norm(node: ast.AST | None, function: Function) -> bool:
         "norm" in name and any(word in name for word in ("grad", "total", "clip", "gnorm"))
     ):
         return True
-    value = function.latest(dotted(inner), getattr(inner, "lineno", 0)) if inner is not None and dotted(inner) else None
+    value = function.given(inner)
     return isinstance(value, ast.Call) and "clip_grad" in (dotted(value.func) or name_of(value.func))
 
 
@@ -289,32 +297,7 @@ def peeled(module: Module, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Subscript):
             node = node.value
             continue
-        found = is_operation(
-            module,
-            node,
-            "view",
-            "reshape",
-            "squeeze",
-            "unsqueeze",
-            "gather",
-            "float",
-            "double",
-            "transpose",
-            "permute",
-            "contiguous",
-            "flatten",
-            "expand",
-            "t",
-            "index_select",
-            "to",
-            "clone",
-            "type_as",
-            "unbind",
-            "select",
-            "item",
-            "diagonal",
-            "diag",
-        )
+        found = is_operation(module, node, *_SAME_VALUES)
         if found is None or found.operand is None:
             return node
         node = found.operand
@@ -356,10 +339,7 @@ def has_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
     """Whether something keeps an expression away from zero: a clamp, a where, or an epsilon that is added."""
     for each in ast.walk(node):
         if isinstance(each, ast.Call):
-            leaf = dotted(each.func).rsplit(".", 1)[-1] or (
-                each.func.attr if isinstance(each.func, ast.Attribute) else ""
-            )
-            if leaf in _FLOORS:
+            if last_name(each.func) in _FLOORS:
                 return True
         elif (
             isinstance(each, ast.BinOp)

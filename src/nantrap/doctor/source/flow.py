@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -139,10 +139,14 @@ def training_flows(module: Module) -> list[LoopFlow]:
     """The flows of every training function of a file that is not silent."""
     if not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
         return []
-    flows = [
-        flow_of(module, each) for each in module.functions if not each.silent and not isinstance(each.node, ast.Lambda)
-    ]
-    return [flow for flow in flows if flow.trains]
+    return [flow for flow in all_flows(module) if flow.trains]
+
+
+def all_flows(module: Module) -> Iterator[LoopFlow]:
+    """The flows of every function of a file that is not silent."""
+    for each in module.functions:
+        if not each.silent and not isinstance(each.node, ast.Lambda):
+            yield flow_of(module, each)
 
 
 def is_optimizer(module: Module, name: str) -> bool:

@@ -48,6 +48,15 @@ class Function:
                 found = value
         return found
 
+    def given(self, node: ast.AST | None, line: int = 0) -> ast.expr | None:
+        """What was last assigned to the name that an expression is, above a line or above itself; None without one."""
+        return None if node is None else self.latest(dotted(node), line or getattr(node, "lineno", 0))
+
+    def followed(self, node: ast.expr, line: int, steps: int = 3) -> ast.expr:
+        """What a name was assigned, a few steps back."""
+        value = self.given(node, line) if steps else None
+        return node if value is None else self.followed(value, getattr(value, "lineno", line), steps - 1)
+
     @property
     def parameters(self) -> set[str]:
         """The names of the arguments."""
