@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nantrap.cli import main
+from nantrap.doctor.install import examine_installation
 
 TRAINER = "trainer:\n  lr: 1e-5   # reduced\n  min_lr: 1e-6\n  amp: True\n  fp16: False\n"
 LAUNCHER = (
@@ -218,6 +220,26 @@ def test_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["name"]: row for row in data["rows"]}
     assert {"nantrap", "python", "torch", "numpy", "cpu", "disk"} <= rows.keys()
     assert rows["torch"]["problem"] == ""
+
+
+def test_the_installation_needs_what_the_package_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is needed only to train; what is too old or missing is named with the version that is declared."""
+    declared = ["numpy>=99.5", "torch>=2.6; extra == 'torch'", "jinja2>=1.0", "ray>=2.40; extra == 'ray'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
+    installed = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    rows = {row.name: row for row in examine_installation() if row.group == "packages"}
+    assert list(rows) == ["torch", "numpy", "jinja2"]
+    assert (rows["torch"].problem, rows["jinja2"].problem) == ("", "")
+    assert "pip install 'nantrap[torch]'" in rows["torch"].found
+    assert rows["numpy"].problem == "older than 99.5"
+    assert rows["numpy"].fix == "pip install 'numpy>=99.5'"
 
 
 def test_wrong_use(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("schema", "command"),
     [
         ("nantrap.doctor/1", ["doctor", "config.yaml", "--json"]),
+        ("nantrap.doctor.install/1", ["doctor", "--install", "--json"]),
         ("nantrap.data/1", ["data", "data.npy", "--json"]),
         ("nantrap.audit/1", ["audit", "a.pt", "--json"]),
         ("nantrap.check/1", ["check", "run", "--json"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -15,14 +16,7 @@ from typing import Any, Final
 
 from nantrap._version import __version__
 
-_NEEDED: Final = (
-    ("torch", "2.4"),
-    ("numpy", "1.26"),
-    ("safetensors", "0.4.3"),
-    ("rich", "13.7"),
-    ("jinja2", "3.1"),
-    ("PyYAML", "6.0"),
-)
+_REQUIREMENT: Final = re.compile(r"([\w.-]+)>=([\d.]+)(?:; (.*))?")
 _BASE: Final = frozenset({"dev", "all"})
 
 
@@ -48,7 +42,7 @@ def examine_installation(factory: str = "") -> list[InstallRow]:
         InstallRow("nantrap", "python", platform.python_version()),
         InstallRow("nantrap", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
     ]
-    rows += [_package(name, least) for name, least in _NEEDED]
+    rows += [_package(name, least) for name, least in _required()]
     rows += _devices()
     rows += [*_memory(), _one_batch(factory)]
     rows += _extras()
@@ -64,10 +58,29 @@ def as_dict(rows: list[InstallRow]) -> dict[str, Any]:
     }
 
 
+def _declared() -> list[str] | None:
+    """What nantrap declares that it needs; `None` if it runs without having been installed."""
+    try:
+        return metadata.requires("nantrap") or []
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _required() -> list[tuple[str, str]]:
+    """The packages that nantrap needs, torch first, each with its oldest version, as the installation declares them."""
+    found = [match.groups() for line in _declared() or () if (match := _REQUIREMENT.fullmatch(line))]
+    torch = [(name, least) for name, least, _ in found if name == "torch"]
+    return [*torch[:1], *((name, least) for name, least, marker in found if marker is None)]
+
+
 def _package(name: str, least: str) -> InstallRow:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
+        if name == "torch":
+            return InstallRow(
+                "packages", name, "not installed; only what trains needs it: pip install 'nantrap[torch]'"
+            )
         return InstallRow("packages", name, "missing", "not installed", f"pip install '{name}>={least}'")
     if _parts(version) < _parts(least):
         return InstallRow("packages", name, version, f"older than {least}", f"pip install '{name}>={least}'")
@@ -174,9 +187,8 @@ def _peak() -> int:
 
 def _extras() -> list[InstallRow]:
     """The optional parts and the packages they need."""
-    try:
-        needs = metadata.requires("nantrap") or []
-    except metadata.PackageNotFoundError:
+    needs = _declared()
+    if needs is None:
         return [
             InstallRow("extras", "nantrap", "not installed as a package", "extras are not known", "pip install nantrap")
         ]
