@@ -270,6 +270,8 @@ def _outside_the_graph(
             "outside the graph, so the operation that made it is not known"
             + ("" if repeatable else "; guard.attempt(fn, batch) would show it")
         )
+    else:  # the program has no name for it any more, and that of the argument ("self") would be taken for one
+        external = replace(external, name=f"an operand of {location.op}")
     found = finding("batch", external.name, external.tensor, "data")
     return replace(location, phase="data", module="data", external=external, findings=(found,))
 

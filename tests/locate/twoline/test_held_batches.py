@@ -139,3 +139,25 @@ for x, y in DataLoader(TensorDataset(inputs, targets), batch_size=8):
     said = capsys.readouterr().err
     assert "the input batch already contains NaN: x" in said
     assert "sample: 2 (dataset index 34)" in said
+
+
+def test_an_operand_that_the_program_has_no_name_for_is_not_called_by_the_argument_of_its_operation() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    temperatures = iter([4.0, 2.0, 0.0])
+
+    def loss_of_this_step() -> Tensor:
+        x = torch.randn(4, 3)
+        target = (x[:, :2] / next(temperatures)).softmax(-1)  # an iterator: this loss is not computed again
+        return (model(x) * target).mean()
+
+    found: list[Incident] = []
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        for _ in range(3):
+            guard.backward(loss_of_this_step())
+            incident = guard.step().incident
+            found += [incident] if incident is not None else []
+    (incident,) = found
+    said = [incident.causes[0].summary, *incident.notes, *(finding.name for finding in incident.findings)]
+    assert not any("self" in each or each == "other" for each in said)
+    assert any("an operand of aten.mul" in each for each in said)
