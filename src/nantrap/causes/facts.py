@@ -190,13 +190,12 @@ _FEWEST_BESIDE = 8
 
 def lone_giant(tensor: Tensor) -> tuple[float, float] | None:
     """The one value of a tensor that is far beyond all others, and the next one; `None` if there is no such value."""
-    import torch
+    from nantrap.finite import is_plain, plain_values
 
-    if hasattr(tensor, "to_local") or tensor.layout != torch.strided or tensor.is_meta:
-        return None  # reading a sharded weight is a message to ranks that may not be here
-    sizes = tensor.detach().abs().flatten()
-    if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
+    values = plain_values(tensor) if is_plain(tensor) else None
+    if values is None or not values.is_floating_point() or values.numel() < _FEWEST_BESIDE:
         return None
+    sizes = values.abs().flatten()
     largest, second = (float(value) for value in sizes.double().topk(2).values)
     alone = math.isfinite(largest) and is_absurd(largest) and (not second or is_absurd(largest / second))
     return (largest, second) if alone else None
@@ -206,7 +205,7 @@ def made_so(tensor: Tensor) -> bool:
     """Whether a tensor got its bad values when it was made: they were computed, and no write was counted since."""
     from nantrap.locate.torch_private import version_of
 
-    return version_of(tensor) == 0 and was_computed(tensor)
+    return not tensor.is_inference() and version_of(tensor) == 0 and was_computed(tensor)
 
 
 def recomputed(case: Case, dtype: str) -> Tensor | None:

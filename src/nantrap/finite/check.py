@@ -15,20 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.finite.torch_private import flag_and_multiply, stored_values
-
-_NO_NAN = frozenset(dtype for name in ("float4_e2m1fn_x2",) if (dtype := getattr(torch, name, None)) is not None)
-"""Packed formats without a bit pattern for NaN or Inf."""
-
-_ORDINARY = frozenset(
-    {
-        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
-        torch.int32, torch.int64,
-    }
-)  # fmt: skip
-
-_MOST_DENSE = 1 << 24
-"""Values up to which a sparse tensor is made dense, for a rule to look at."""
+from nantrap.finite.kinds import as_dense, readable
+from nantrap.finite.torch_private import flag_and_multiply
 
 SMALL = 16_384
 """Below this many values a tensor is joined with others of its dtype before it is read."""
@@ -104,83 +92,6 @@ def read(scalars: Sequence[Tensor]) -> list[float]:
     # float64 so that a large float32 loss or an integer is read back exactly
     joined = [s.to(device=first.device, dtype=torch.float64, non_blocking=True) for s in scalars]
     return [float(value) for value in torch.stack(joined).tolist()]
-
-
-def readable(tensor: Tensor) -> Tensor | None:
-    """The plain dense floating-point tensor that holds this tensor's values, or `None` if it can hold no NaN."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
-        return None
-    dense = plain_values(tensor)
-    return torch.view_as_real(dense.resolve_conj()) if dense is not None and dense.is_complex() else dense
-
-
-def plain_values(tensor: Tensor) -> Tensor | None:
-    """The values of a tensor of any dtype and layout in a plain dense one, with arithmetic; `None` if it holds none.
-
-    Of a sparse tensor the stored ones, of a distributed one those of this rank. Integers stay integers.
-    """
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):  # DTensor, without importing torch.distributed
-        tensor = tensor.to_local()
-    if tensor.is_nested:
-        tensor = tensor.values() if tensor.layout == torch.jagged else tensor.contiguous().values()
-    if type(tensor) is not Tensor and hasattr(
-        tensor, "__tensor_flatten__"
-    ):  # torchao and others: tensors around tensors
-        return _values_inside(tensor)
-    if tensor.is_mkldnn or tensor.is_quantized:
-        tensor = tensor.to_dense() if tensor.is_mkldnn else tensor.dequantize()
-    elif tensor.layout == torch.sparse_coo:
-        tensor = stored_values(tensor)
-    elif tensor.layout != torch.strided:
-        tensor = tensor.values()
-    if tensor.is_meta or tensor.numel() == 0 or tensor.dtype in _NO_NAN:
-        return None
-    if tensor.itemsize == 1 and tensor.is_floating_point():  # float8 has no arithmetic, and is exact in float32
-        return tensor.to(torch.float32)
-    return tensor
-
-
-def _values_inside(tensor: Any) -> Tensor | None:
-    """The values of the tensors that a wrapper holds (codes, scales), joined, as far as they can hold a NaN."""
-    names, _ = tensor.__tensor_flatten__()
-    parts = [readable(part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
-    dense = [part.reshape(-1).float() for part in parts if part is not None]
-    return torch.cat(dense) if dense else None
-
-
-def as_dense(tensor: Tensor) -> Tensor | None:
-    """A tensor of any dtype and layout as a plain dense one of its own shape, with arithmetic. `None` where it has no
-    such form: nested, on no device, packed, or sparse and very large. Of a distributed one, the part of this rank."""
-    tensor = tensor.detach()
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    if tensor.is_nested or tensor.is_meta or tensor.dtype in _NO_NAN or _is_wrapper(tensor):
-        return None
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    if tensor.layout != torch.strided:
-        if tensor.numel() > _MOST_DENSE:
-            return None
-        tensor = tensor.to_dense()
-    return tensor.to(torch.float32) if tensor.itemsize == 1 and tensor.is_floating_point() else tensor
-
-
-def is_ordinary(tensor: Tensor) -> bool:
-    """Whether every operation takes it: dense, here, and of real numbers that have arithmetic."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or hasattr(tensor, "to_local"):
-        return False
-    return tensor.dtype in _ORDINARY and not _is_wrapper(tensor)
-
-
-def _is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor of a subclass has no values of its own: it holds other tensors, and computes with these."""
-    if type(tensor) is Tensor or not tensor.numel():
-        return False
-    try:
-        return tensor.untyped_storage().data_ptr() == 0
-    except (RuntimeError, NotImplementedError):
-        return True
 
 
 def bad_places(tensor: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.finite.check import SMALL, readable
+from nantrap.finite.check import SMALL
+from nantrap.finite.kinds import readable
 from nantrap.finite.torch_private import flattened, multiply_all, norms_of
 
 try:

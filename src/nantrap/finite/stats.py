@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nantrap.finite.check import readable
+from nantrap.finite.kinds import plain_values, readable
 from nantrap.finite.torch_private import stored_values
 from nantrap.incident import TensorStats
 
@@ -31,15 +31,12 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
     A complex number counts once for each part that is bad, and its `shape` is the tensor's own.
     """
     shape, name = () if tensor.is_nested else tuple(tensor.shape), dtype_name(tensor.dtype)
-    if tensor.is_meta:
+    values = plain_values(tensor)
+    if values is None:
         return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return _integer_stats(tensor, shape, name)
-    dense = readable(tensor)
-    if dense is None:
-        return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
+    if not (values.is_floating_point() or values.is_complex()):
+        return _integer_stats(values, shape, name)
+    dense = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     counts = [0, 0, 0, 0]
     low, high, total, finite_count = math.inf, -math.inf, 0.0, 0
     for chunk in torch.split(dense.reshape(-1), _CHUNK):
@@ -72,7 +69,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         max=high if finite_count else None,
         mean=total / finite_count if finite_count else None,
         absmax=absmax,
-        headroom_bits=headroom_bits(absmax, tensor.dtype),
+        headroom_bits=headroom_bits(absmax, values.dtype if tensor.is_quantized else tensor.dtype),
     )
 
 
@@ -105,8 +102,6 @@ def first_nonfinite_index(tensor: Tensor) -> tuple[int, ...] | None:
 
 def _integer_stats(tensor: Tensor, shape: tuple[int, ...], name: str) -> TensorStats:
     """The statistics of numbers that cannot be NaN or Inf."""
-    if tensor.numel() == 0 or tensor.layout != torch.strided:
-        return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
     values = tensor.detach().to(torch.int64)
     low, high = (int(value) for value in torch.aminmax(values))
     return TensorStats(

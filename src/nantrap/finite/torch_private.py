@@ -23,3 +23,13 @@ flattened = torch._C._nn.flatten_dense_tensors
 def stored_values(tensor: Tensor) -> Tensor:
     """The values of a sparse COO tensor. The public `values()` needs a coalesced tensor, and coalescing copies it."""
     return tensor._values()
+
+
+def stored_indices(tensor: Tensor) -> Tensor:
+    """The places of the values of a sparse COO tensor, as `stored_values` gives these."""
+    return tensor._indices()
+
+
+def offsets_of_nested(tensor: Tensor) -> Tensor:
+    """The shapes of the parts of a nested tensor of the strided layout, which has no other table of them."""
+    return tensor._nested_tensor_size()

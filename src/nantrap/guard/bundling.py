@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.policy import Policy
+from nantrap.guard.state.snapshot import copied
 from nantrap.incident import Incident
 from nantrap.locate import Failure, Location, RngState
 from nantrap.record import Material, write_bundle
@@ -27,20 +28,15 @@ def write_incident(
         path = write_bundle(
             run_dir, incident, text=render_incident(incident), material=diagnosed.material, most=policy.bundle.most
         )
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        RuntimeError,
-    ) as error:  # a tensor that the format cannot hold: sparse, quantised
+    except OSError as error:
+        return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
+    except Exception as error:  # a tensor that the format cannot hold: sparse, quantised, of a class with own errors
         if diagnosed.material is None:
             raise
         said = str(error).partition("\n")[0]
         note = f"the bundle has no state: its format cannot hold a tensor of it ({said:.200})"
         with_note = replace(incident, notes=(*incident.notes, note))
         return write_incident(run_dir, with_note, replace(diagnosed, material=None), policy)
-    except OSError as error:
-        return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
     write_page_later(path)
     return replace(incident, bundle=os.fspath(path))
 
@@ -74,7 +70,7 @@ def _material(failed: Failure, location: Location, *, data: bool, batch: Any, li
         optimizer = flatten(failed.optimizer.state_dict(), state, "optimizer")
         material.tensors["state"] = state
         if material.nbytes <= limit_bytes:  # otherwise it is not written and need not be copied
-            material.tensors["state"] = {name: tensor.clone() for name, tensor in state.items()}
+            material.tensors["state"] = {name: copied(tensor) for name, tensor in state.items()}
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     material.values = {
         "model": f"{type(failed.root).__module__}.{type(failed.root).__qualname__}",

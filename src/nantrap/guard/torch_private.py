@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from nantrap.finite import copy_of, write
+
 NormalisationLayer = _NormBase
 """Layers whose fused kernels write running statistics without counting the write."""
 
@@ -109,23 +111,10 @@ def copy_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
         targets, sources = local_parts(targets), local_parts(sources)
     try:
         torch._foreach_copy_(targets, sources)
-    except (RuntimeError, NotImplementedError):  # some layouts and views can only be written one by one
+    except Exception:  # some layouts, views and classes can only be written one by one
         for target, source in zip(targets, sources, strict=True):
-            _copy_one(target, source)
-
-
-def _copy_one(target: Tensor, source: Tensor) -> None:
-    """Write one tensor of any layout. Where that cannot be written in place, it gets other memory."""
-    if target.is_meta:
-        return
-    if target.layout == torch.strided and not target.is_nested:
-        for dim, stride in enumerate(target.stride()):
-            if stride == 0:  # expanded: the same memory at all places
-                target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-    try:
-        target.copy_(source)
-    except (RuntimeError, NotImplementedError):
-        target.data = source.detach().clone()
+            if not write(target, source) and (copy := copy_of(source)) is not None:
+                target.data = copy
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nantrap import finite
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
@@ -441,7 +442,8 @@ class OptimizerRegistry:
         known = self._beside.get(id(module))
         if (known is not None and known.module() is module) or next(module.buffers(), None) is None:
             return
-        earlier = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        copies = {name: finite.copy_of(buffer) for name, buffer in module.named_buffers()}
+        earlier = {name: copy for name, copy in copies.items() if copy is not None}
         self._beside[id(module)] = _Beside(weakref.ref(module), earlier)
         for loop in self.guards:
             if (self.asked.open or not loop.tally.attempted) and not owns_some(module, loop.parameters):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from nantrap.launch.torch_private import children_of, compiler_listens, has_child, leave_uncompiled, own_parameters
@@ -150,12 +150,12 @@ def _held(module: nn.Module, wanted: set[int]) -> set[int]:
 
 
 def _is_lazy(module: nn.Module) -> bool:
-    return any(map(_has_no_values, module.parameters()))
+    return any(map(_has_no_values, module.parameters())) or any(map(is_lazy, module.buffers()))
 
 
 def _has_no_values(parameter: Tensor) -> bool:
     """Whether there is nothing to guard in a parameter yet: it is lazy, on the meta device, or a fake tensor."""
-    return isinstance(parameter, UninitializedParameter) or parameter.is_meta or hasattr(parameter, "fake_mode")
+    return is_lazy(parameter) or parameter.is_meta or hasattr(parameter, "fake_mode")
 
 
 class ModuleCalls:

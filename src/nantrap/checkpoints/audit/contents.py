@@ -28,6 +28,7 @@ class DType(NamedTuple):
         infinity: whether the pattern at `limit` is an infinity. Above it is NaN.
         nan: the only NaN, where it is not a magnitude: the `fnuz` float8 have it in place of minus zero.
         largest: the greatest finite value.
+        in_one: how many values share these bytes.
     """
 
     name: str
@@ -38,6 +39,7 @@ class DType(NamedTuple):
     infinity: bool = True
     nan: int | None = None
     largest: float = 0.0
+    in_one: int = 1
 
     @property
     def has_nan(self) -> bool:
@@ -71,7 +73,8 @@ DTYPES: Final[dict[str, DType]] = {
         *(DType(f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 16, 32, 64)),
         *(DType(f"{sign}int{bits}", 1) for sign in ("", "u") for bits in range(1, 8)),
         *(DType(name, size) for name, size in (("qint8", 1), ("quint8", 1), ("qint32", 4), ("bool", 1))),
-        *(DType(name, 1) for name in ("quint4x2", "quint2x4", "bits8", "bits1x8", "bits2x4", "bits4x2")),
+        *(DType(name, 1) for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")),
+        DType("quint4x2", 1, in_one=2), DType("quint2x4", 1, in_one=4),
         DType("bits16", 2),
         DType("bytes", 1, "raw"),
     )
@@ -121,7 +124,7 @@ class StoredTensor(NamedTuple):
     @property
     def end(self) -> int:
         """The first byte of the extent behind the tensor."""
-        return self.offset + self.span * self.dtype.itemsize
+        return self.offset + -(-self.span // self.dtype.in_one) * self.dtype.itemsize
 
     def index_at(self, position: int) -> tuple[int, ...]:
         """The index of the element that lies `position` elements behind the first."""

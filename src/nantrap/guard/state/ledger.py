@@ -53,11 +53,9 @@ from nantrap.guard.state.rows import (
     contents_of,
     copied,
     copy_rows,
-    has_same_bits,
     have_same_shape,
     is_fault_of_script,
     is_new_mask,
-    is_plain,
     make_plan,
     put_back,
     rows_without_gradient,
@@ -330,7 +328,9 @@ class Ledger:
             if kept:
                 put_back(kept)
             elif self._fits():
-                kept.extend(contents_of(row for row in self._trained if row.tensor is None or is_plain(row.tensor)))
+                kept.extend(
+                    contents_of(row for row in self._trained if row.tensor is None or finite.is_plain(row.tensor))
+                )
 
         return restore
 
@@ -393,7 +393,7 @@ class Ledger:
         names = list(self._lost)
         for row in self._buffers:
             tensor = row.current()
-            same = tensor is row.tensor and (tensor is None or row.copy is None or has_same_bits(tensor, row.copy))
+            same = tensor is row.tensor and (tensor is None or row.copy is None or finite.same_values(tensor, row.copy))
             if not same and row.name not in names:
                 names.append(row.name)
         return names
@@ -501,7 +501,7 @@ class Ledger:
         copy_rows([row for row in self.rows if row.copy is not None])
         for row in self.rows:
             if row.good is not None and row.tensor is not None:
-                row.good, row.good_version = row.tensor.detach().clone(), version(row.tensor)
+                row.good, row.good_version = finite.copy_of(row.tensor), version(row.tensor)
         self._sort()
         self.capture()
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
@@ -100,10 +100,11 @@ class Members:
         owned = set(map(id, self.owned))
         for prefix, module in self.also:  # what the optimizer does not move cannot be harmed by the step
             named |= {f"{prefix}.{name}": p for name, p in module.named_parameters() if id(p) in owned}
-        for name, parameter in named.items():
-            if isinstance(parameter, UninitializedParameter):
+        for name, tensor in (*named.items(), *self.root.named_buffers()):
+            if is_lazy(tensor):
+                kind = "parameter" if name in named else "buffer"
                 raise UsageError(
-                    f"Guard(model=...): parameter {name!r} is still lazy; run one forward pass before making the guard"
+                    f"Guard(model=...): {kind} {name!r} is still lazy; run one forward pass before making the guard"
                 )
         names = {id(parameter): name for name, parameter in named.items()}
         parameters = list(named.values())

@@ -370,7 +370,8 @@ class Protected:
     # ---- parts
 
     def _trust(self) -> None:
-        self._trusted = local_parts(self._everything())
+        # inference tensors count no writes, and no update can write them
+        self._trusted = [tensor for tensor in local_parts(self._everything()) if not tensor.is_inference()]
         self._trusted_state = self.optimizer.state
         self._trusted_writes = count_writes(self._trusted)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from nantrap import finite
 from nantrap.guard.torch_private import (
@@ -100,7 +100,7 @@ class LedgerRow:
             return True
         if not self.suspect or tensor is None or self.copy is None:
             return False
-        return is_plain(tensor) and bool(differs(tensor, self.copy))
+        return finite.is_plain(tensor) and bool(finite.differs(tensor, self.copy))
 
     def is_new(self, tensor: Tensor) -> bool:
         """Whether this tensor was created since the copy: there was none before, or one of another shape."""
@@ -130,7 +130,7 @@ def buffer_rows(
             name = f"{path}.{key}" if path else key
             copy = None if earlier is None else earlier.get(name[len(prefix) + 1 :])
             if copy is None and buffer is not None:
-                copy = buffer.detach().clone()
+                copy = finite.copy_of(buffer)
             # an inference tensor has no version to ask for
             small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
             rows[id(holder), key] = LedgerRow(
@@ -153,7 +153,7 @@ def rows_without_gradient(root: nn.Module) -> list[LedgerRow]:
     for path, module in root.named_modules():
         holder = parameters_of(module)
         for key, parameter in holder.items():
-            if parameter is None or parameter.requires_grad or isinstance(parameter, UninitializedParameter):
+            if parameter is None or parameter.requires_grad or is_lazy(parameter):
                 continue
             if parameter.layout == torch.strided and not parameter.is_meta and not hasattr(parameter, "to_local"):
                 found.setdefault(id(parameter), (holder, key, f"{path}.{key}" if path else key, parameter))
@@ -162,7 +162,7 @@ def rows_without_gradient(root: nn.Module) -> list[LedgerRow]:
         left -= finite.size_in_bytes(parameter)
         if left < 0:
             break
-        copy = parameter.detach().clone()
+        copy = finite.copy_of(parameter)
         rows.append(LedgerRow(name, Writer.NOBODY, parameter, copy, version(parameter), holder, key))
     return rows
 
@@ -173,23 +173,6 @@ def rows_without_gradient(root: nn.Module) -> list[LedgerRow]:
 def have_same_shape(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have one shape; nested ones, which have none, never."""
     return not (a.is_nested or b.is_nested) and a.shape == b.shape
-
-
-def differs(tensor: Tensor, copy: Tensor) -> Tensor:
-    """1 if two tensors differ anywhere, else 0, on their device; NaN counts as equal to NaN."""
-    tensor = tensor.detach()
-    return ((tensor != copy) & ~((tensor != tensor) & (copy != copy))).any().float()
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether its bits can be compared here: not sparse, nested or quantized, not spread over ranks."""
-    return (
-        tensor.layout == torch.strided
-        and not tensor.is_nested
-        and not hasattr(tensor, "to_local")
-        and not tensor.is_quantized
-        and not tensor.is_meta
-    )
 
 
 # ---- bad values
@@ -240,7 +223,7 @@ def copied(tensors: Sequence[Tensor | None], earlier: Sequence[Tensor | None]) -
             or copy.dtype != tensor.dtype
             or copy.device != tensor.device
         ):
-            copies.append(tensor.detach().clone())
+            copies.append(finite.copy_of(tensor))
         else:
             copies.append(copy)
             targets.append(copy)
@@ -257,7 +240,7 @@ Kept = tuple[LedgerRow, Tensor | None, Tensor | None]
 
 def contents_of(rows: Iterable[LedgerRow]) -> list[Kept]:
     """What is there now, with a copy of its contents."""
-    return [(row, t, None if t is None else t.detach().clone()) for row in rows for t in (row.current(),)]
+    return [(row, t, None if t is None else finite.copy_of(t)) for row in rows for t in (row.current(),)]
 
 
 def put_back(entries: Iterable[Kept]) -> None:
@@ -288,19 +271,10 @@ def written_uncounted(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
         tensor, copy = row.current(), row.copy
         if row.uncounted or tensor is None or copy is None or tensor is not row.tensor:
             continue
-        if version(tensor) == row.version and is_plain(tensor) and copy.shape == tensor.shape:
+        if version(tensor) == row.version and finite.is_plain(tensor) and copy.shape == tensor.shape:
             asked.append(row)
-            flags.append(differs(tensor, copy))
+            flags.append(finite.differs(tensor, copy))
     return [row for row, flag in zip(asked, finite.read(flags), strict=True) if flag] if flags else []
-
-
-def has_same_bits(tensor: Tensor, copy: Tensor) -> bool:
-    """Whether a tensor holds the values of its copy; NaN counts as equal to NaN."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
-        return True  # no comparison is defined
-    if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
-        return False
-    return not bool(differs(tensor, copy))
 
 
 # ---- what a step asks of many rows at once
@@ -354,9 +328,11 @@ class Counted:
 
 def _is_rare(tensor: Tensor) -> bool:
     """Whether a tensor cannot be copied, or not be read, together with others in one call."""
-    if tensor.__class__ is not Tensor or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+    if tensor.__class__ is not Tensor or not finite.is_plain(tensor):
         return True
-    return tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or 0 in tensor.stride()
+    if not (finite.is_ordinary(tensor) or tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return tensor.is_conj() or tensor.is_neg() or 0 in tensor.stride()
 
 
 def make_plan(rows: Sequence[LedgerRow]) -> CopyPlan | None:

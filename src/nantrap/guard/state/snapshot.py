@@ -42,10 +42,10 @@ class _Layer:
                     tensors.append(value)
                     kept[name] = value
                 else:
-                    kept[name] = _copied(value)
+                    kept[name] = copied(value)
             states[key] = kept
         groups = [
-            {name: _copied(value) for name, value in group.items() if name != "params"}
+            {name: copied(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
         return cls(optimizer, states, groups)
@@ -86,7 +86,7 @@ class UpdateSnapshot:
         self._layers = [_Layer.of(layer, tensors) for layer in layers_of(self._optimizer)]
         if not _same(tensors, self._originals):
             self._originals, self._copies = [], []  # memory may end in the middle: half a copy is none
-            self._copies = [tensor.detach().clone() for tensor in tensors]
+            self._copies = [copied(tensor) for tensor in tensors]
             self._originals = tensors
             return
         with torch.no_grad():
@@ -138,19 +138,20 @@ def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy that later in-place changes cannot reach; plain numbers and strings are their own copy."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        own = finite.copy_of(value)
+        return value if own is None else own
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(copied(item) for item in value)
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     return copy.copy(value)
 
 
 def _restored(value: Any) -> Any:
     # lists are copied again so that restoring twice gives the same thing twice; tensors in `state` are the originals
-    return _copied(value) if isinstance(value, (list, tuple, dict)) else value
+    return copied(value) if isinstance(value, (list, tuple, dict)) else value

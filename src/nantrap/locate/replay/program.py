@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from nantrap.finite import copy_of, same_values, write
 from nantrap.locate.python_private import NUMPY_GENERATOR, PYTHON_GENERATOR
 
 _DEEPEST = 4
@@ -218,9 +219,15 @@ def _held(owner: Any, name: str) -> Any:
 def _put_back(owner: Any, name: str, value: Any) -> None:
     """Write a copy of the value, into the same tensor or container where there is one: others may hold it as well."""
     current = _held(owner, name)
-    if isinstance(current, Tensor) and isinstance(value, Tensor) and _fits(current, value):
-        current.data.copy_(value)  # uncounted: a graph that holds it may still be run backward
-    elif type(current) is type(value) and isinstance(current, (dict, list, deque, set)):
+    if (
+        isinstance(current, Tensor)
+        and isinstance(value, Tensor)
+        and _fits(current, value)
+        # `data`: it does not count as a write, because a graph that holds the tensor may still be run backward
+        and (same_values(current, value) or write(current.data, value))
+    ):
+        return
+    if type(current) is type(value) and isinstance(current, (dict, list, deque, set)):
         if not _equal(current, value):
             current.clear()
             (current.extend if isinstance(current, (list, deque)) else current.update)(_copied(value))
@@ -367,7 +374,8 @@ def _is_state(value: Any) -> bool:
 def _copied(value: Any) -> Any:
     """A copy of a value and of what it holds; tensors with a graph and unknown objects as they are."""
     if isinstance(value, Tensor):
-        return value.detach().clone() if value.grad_fn is None and not value.requires_grad else value
+        copied = copy_of(value) if value.grad_fn is None and not value.requires_grad else None
+        return value if copied is None else copied
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
     if isinstance(value, deque):
@@ -380,17 +388,13 @@ def _copied(value: Any) -> Any:
 def _fits(current: Tensor, kept: Tensor) -> bool:
     """Whether a value can be written back into the same tensor, which others may hold as well."""
     return (
-        current.shape == kept.shape
+        not (current.is_nested or kept.is_nested)
+        and current.shape == kept.shape
         and current.dtype == kept.dtype
         and current.device == kept.device
         and current.grad_fn is None
         and not current.requires_grad
     )
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN at the same places included."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _equal(a: Any, b: Any) -> bool:

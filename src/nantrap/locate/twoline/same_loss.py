@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nantrap.finite import same_values
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
-from nantrap.locate.replay.program import same_values
 from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
 from nantrap.locate.replay.root_call import MOST_CALLS, Factor, RootCall
 from nantrap.locate.torch_private import raw_tensor
