@@ -20,13 +20,16 @@ import pytest
 SCRIPT = str(Path(__file__).parent / "scripts" / "deepspeed_ranks.py")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("NANTRAP_") and k not in ("RANK", "LOCAL_RANK")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
-HEALTHY = ("0:fp32:none:1", "0:bf16:none:2", "1:bf16:none:1", "2:fp16:none:2", "3:bf16:none:2")
+HEALTHY = ("0:fp32:none:1", "0:bf16:none:2", "1:bf16:none:1", "2:fp16:none:2", "3:bf16:none:2", "2:bf16:offload:2")
 SEARCHES = ("1:fp16:search:1", "2:fp16:search:1", "3:fp16:search:1")
 FAULTS = {
     "0:bf16:nan_sample:1": "bad_input_data",
     "1:bf16:nan_sample:1": "bad_input_data",
     "2:fp16:nan_sample:2": "bad_input_data",
     "3:bf16:nan_sample:1": "bad_input_data",
+    "1:bf16:nan_sample_first:3": "bad_input_data",
+    "2:fp16:nan_sample_first:2": "bad_input_data",
+    "3:bf16:nan_sample_first:2": "bad_input_data",
     "1:bf16:inf_gradient:1": "singular_gradient_at_zero",
     "3:bf16:inf_gradient:1": "singular_gradient_at_zero",
     "2:fp16:overflow:1": "fp16_forward_overflow",
@@ -85,6 +88,9 @@ def test_a_healthy_run_is_unchanged(folder: Path, case: str) -> None:
     """The search for a loss scale skips steps, and these are no incidents."""
     assert ended(folder, case, "adapter") == ended(folder, case, "plain")
     assert incidents(folder / case.replace(":", "-")) == []
+    journal = (folder / case.replace(":", "-") / "journal-r0.jsonl").read_text()
+    assert "NT871" not in journal
+    assert "zero_grad_missing" not in journal
     skipped = [rank["skipped"] for rank in ended(folder, case, "adapter")]
     assert (skipped[0] > 0) is ("search" in case)
 

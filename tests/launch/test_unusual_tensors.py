@@ -157,3 +157,20 @@ def test_after_memory_has_ended_in_one_step_the_next_ones_are_made(at: int) -> N
     assert [step().applied for _ in range(3)] == [True] * 3
     assert not step(math.nan).applied
     assert all(bool(t.isfinite().all()) for t in (*model.parameters(), *model.buffers()))
+
+
+def test_buffers_that_the_first_call_makes(settings: RunSettings) -> None:
+    """Statistics without trained parameters, which have no shape before the first batch."""
+
+    def trained(guarded: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 1))
+        inputs = [torch.randn(8, 3) for _ in range(4)]
+        with attached(settings) if guarded else contextlib.nullcontext():
+            train(model, inputs)
+        return list(model.state_dict().values())
+
+    assert all(map(torch.equal, trained(guarded=True), trained(guarded=False)))
+    with pytest.raises(nantrap.errors.UsageError, match=r"buffer '0\.running_mean' is still lazy"):
+        lazy = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 1))
+        nantrap.Guard(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))

@@ -36,6 +36,8 @@ class Rollout(NamedTuple):
         ({"adv": [0.0, math.nan]}, "x['adv'][1]"),
         (Rollout(torch.ones(2), torch.tensor([1.0, math.nan])), "x.values[1]"),
         (SimpleNamespace(old=torch.full((4,), math.nan), rewards=torch.tensor([1.0, math.nan])), "x.rewards[1]"),
+        (SimpleNamespace(best=math.inf, rewards=[1.0, math.inf]), "x.rewards[1]"),
+        (SimpleNamespace(best=math.nan), "x.best"),
         (math.nan, "x"),
     ],
 )
@@ -45,7 +47,13 @@ def test_the_first_bad_place(value: object, path: str) -> None:
     assert found.path == path
 
 
-@pytest.mark.parametrize("value", [torch.tensor([1.0, -math.inf]), [1, 2], "nan", None, nn.Linear(2, 2), -math.inf])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor([1.0, -math.inf]), [1, 2], "nan", None, nn.Linear(2, 2), -math.inf,
+        SimpleNamespace(best=math.inf, config={"print_every": math.inf}),
+    ],
+)  # fmt: skip
 def test_what_is_not_bad(value: object) -> None:
     assert first_bad(value, "x") is None
 

@@ -47,7 +47,7 @@ def read_norm_alone(session: Session, driver: Driver) -> float:
     Of sharded gradients it is that of this rank's shards: the whole one would wait for ranks that do not ask.
     """
     gradients = session.protected.members.gradients()
-    if any(hasattr(gradient, "to_local") for gradient in gradients):
+    if session.setup.shards is not None or any(hasattr(gradient, "to_local") for gradient in gradients):
         return finite.exact_local_norm(gradients)
     return finite.read([driver.norm()])[0]
 

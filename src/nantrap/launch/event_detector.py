@@ -190,9 +190,10 @@ class EventDetector:
     def record_earlier_loss(self, window: Window) -> None:
         """Record a bad loss whose gradients the script cleared by hand before it went on: every gradient is finite.
 
-        Loops with a separate copy of the weights do that; no `zero_grad` of the optimizer or the model shows it.
+        Loops with a separate copy of the weights do that; no `zero_grad` of the optimizer or the model shows it. Where
+        gradients are spread over ranks, those of this rank do not tell.
         """
-        bad = [micro for micro in window.micros if micro.bad]
+        bad = [micro for micro in window.micros if micro.bad] if self._session.setup.shards is None else []
         if not bad or window.micros[-1].bad or not math.isfinite(self._recorder.read_norm()):
             return
         with _seen_from(self.frames):

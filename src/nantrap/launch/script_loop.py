@@ -381,7 +381,7 @@ class ScriptLoop:
             self.detector.accumulates = _has_several_batches(window)
         mark = self.detector.mark
         mark.gradient = None
-        for parameter in self.parameters:
+        for parameter in self.parameters if self.session.setup.shards is None else ():  # an engine clears its own
             gradient = parameter.grad
             if gradient is not None:
                 mark.parameter, mark.gradient, mark.version = parameter, gradient, version_of(gradient)

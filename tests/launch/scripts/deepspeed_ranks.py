@@ -2,7 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node 2 deepspeed_ranks.py FOLDER [--adapter] 2:bf16:nan_sample:1 ...
 
-A case is the stage of ZeRO, the precision, the fault and the number of micro-batches. The fault is on rank 1 in step 2.
+A case is the stage of ZeRO, the precision, the fault and the number of micro-batches. The fault is on rank 1 in step 2,
+in the last micro-batch or in the first.
 """
 
 import json
@@ -56,8 +57,11 @@ def build(stage, precision, fault, accumulation):
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": stage},
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
+    if fault == "offload":
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     if precision != "fp32":
         config[precision] = {"enabled": True}
     if precision == "fp16":
@@ -76,9 +80,10 @@ def train(engine, optimizer, precision, fault, accumulation):
         for micro in range(accumulation):
             x = torch.randn(4, 8, generator=generator)
             labels = torch.randint(4, (4,), generator=generator)
-            bad = step == 2 and torch.distributed.get_rank() == 1 and micro == accumulation - 1
+            bad = step == 2 and torch.distributed.get_rank() == 1
+            bad &= micro == (0 if fault == "nan_sample_first" else accumulation - 1)
             engine.module.fault = fault if bad else ""
-            if bad and fault == "nan_sample":
+            if bad and fault.startswith("nan_sample"):
                 x[3, 1] = math.nan
             logits = engine(x.to(DTYPES[precision]))
             loss = nn.functional.cross_entropy(logits.float(), labels)

@@ -487,12 +487,14 @@ def first_bad(
         ]
         return min((bad for bad in found if bad is not None), key=lambda bad: bad.share, default=None)
     left = _MOST_VALUES
+    # what an object keeps as a plain +Inf is a limit, or the beginning of a minimum
+    is_limit = depth > 0 and not isinstance(value, (list, tuple, deque))
     for place, each in _parts(value, path, 0):
         left -= 1
         if left < 0:
             return None
         if isinstance(each, float):
-            if each != each or each == math.inf or (minus and each == -math.inf):
+            if each != each or (each == math.inf and not is_limit) or (minus and each == -math.inf):
                 return BadValue(place, "NaN" if each != each else "+Inf" if each > 0 else "-Inf", 1.0)
             continue
         tensor = _tensor(each)
