@@ -171,6 +171,6 @@ def test_buffers_that_the_first_call_makes(settings: RunSettings) -> None:
         return list(model.state_dict().values())
 
     assert all(map(torch.equal, trained(guarded=True), trained(guarded=False)))
+    lazy = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 1))
     with pytest.raises(nantrap.errors.UsageError, match=r"buffer '0\.running_mean' is still lazy"):
-        lazy = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 1))
         nantrap.Guard(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
