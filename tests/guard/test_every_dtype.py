@@ -54,12 +54,12 @@ class Opaque(Tensor):
         return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined,no-any-return]
 
     def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
+        self.around = inner
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return Opaque(func(args[0].inner))
+            return Opaque(func(args[0].around))
         raise NotImplementedError(f"{func} is not for Opaque")
 
 
