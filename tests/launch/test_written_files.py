@@ -142,6 +142,12 @@ def scripted(model: nn.Module) -> None:
         torch.jit.save(torch.jit.script(model), NAME)
 
 
+def scripted_itself(model: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(model).save(NAME)
+
+
 def renamed(model: nn.Module) -> None:
     torch.save(model.state_dict(), TEMPORARY)
     assert os.path.getsize(TEMPORARY)
@@ -178,7 +184,7 @@ def linked(model: nn.Module) -> None:
 WAYS = [
     to_open_file, to_opened_path, unbuffered, old_format, bytes_at_once, bytes_in_pieces, bytes_of_path, numpy_bytes,
     numpy_file, pickled, pickled_bytes, compressed, archive_of_arrays, one_array, deep, other_names, one_vector,
-    in_an_object, scripted, renamed, renamed_open, moved, copied, linked,
+    in_an_object, scripted, scripted_itself, renamed, renamed_open, moved, copied, linked,
 ]  # fmt: skip
 
 

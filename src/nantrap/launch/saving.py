@@ -50,7 +50,7 @@ class Serialiser(NamedTuple):
 
     Attributes:
         module: where it is.
-        function: its name.
+        function: its name; that of a method begins with its class.
         obj: the place and name of the argument that is written.
         target: the place and name of the argument that says where; `None` if the bytes are returned.
         suffix: what it adds to a path that does not end so.
@@ -66,6 +66,7 @@ class Serialiser(NamedTuple):
 SERIALISERS = (
     Serialiser("torch", "save", (0, "obj"), (1, "f")),
     Serialiser("torch.jit", "save", (0, "m"), (1, "f")),
+    Serialiser("torch.jit", "RecursiveScriptModule.save", (0, "self"), (1, "f")),
     Serialiser("safetensors.torch", "save_file", (0, "tensors"), (1, "filename")),
     Serialiser("safetensors.torch", "save", (0, "tensors"), None),
     Serialiser("safetensors.numpy", "save_file", (0, "tensor_dict"), (1, "filename")),
@@ -94,8 +95,10 @@ def install(patches: Patches, registry: OptimizerRegistry) -> SaveGate:
             def save(original: Any, *args: Any, **kwargs: Any) -> Any:
                 return gate.save(serialiser, original, args, kwargs)
 
-            if hasattr(module, serialiser.function):
-                patches.wrap(module, serialiser.function, save)
+            kind, _, name = serialiser.function.rpartition(".")
+            owner = getattr(module, kind, None) if kind else module
+            if hasattr(owner, name):
+                patches.wrap(owner, name, save)
                 if serialiser.module == "torch":
                     patches.put(torch.serialization, "save", torch.save)
 
