@@ -16,6 +16,7 @@ from torch import nn
 import nantrap
 from nantrap import checkpoints
 from nantrap.errors import NantrapError
+from nantrap.record import open_run
 
 WRONG: dict[str, Any] = {
     "None": None, "negative": -1, "nan": math.nan, "empty": "", "zero byte": "a\0b", "object": object(), "list": [1],
@@ -65,6 +66,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "preflight": lambda wrong: nantrap.preflight(wrong),
     "inject": lambda wrong: nantrap.inject(wrong).__enter__(),
     "without_samples": lambda wrong: nantrap.without_samples([1, 2], wrong),
+    "open_run": open_run,
     "probe": lambda wrong: (guard(), nantrap.probe("name", wrong)),
     "Guard.model": lambda wrong: nantrap.Guard(wrong, parts()[1]),
     "Guard.optimizer": lambda wrong: nantrap.Guard(parts()[0], wrong),
@@ -95,6 +97,8 @@ def test_the_words_name_the_call_and_what_was_expected(tmp_path: Path) -> None:
         (lambda: nantrap.explain("NT2\x0003"), "NT2"),
         (lambda: nantrap.explain(7), r"explain\(7\): expected a code or a slug, such as 'NT203'"),  # type: ignore[arg-type]
         (lambda: nantrap.replay("a\0b"), r"replay\('a\\x00b'\): expected the folder of an incident"),
+        (lambda: nantrap.CheckpointStore("s3://bucket/run"), "addresses are not supported, only local paths"),
+        (lambda: guard(run_dir="s3://bucket/run"), "addresses are not supported, only local paths"),
         (lambda: nantrap.audit("nosuch://bucket/x"), "nosuch"),
     ):
         with pytest.raises(NantrapError, match=words):

@@ -78,8 +78,10 @@ def path_argument(path: Any, call: str, expected: str) -> str:
         expected: what the path should be, with an example.
 
     Raises:
-        UsageError: It is no path, or holds a zero byte.
+        UsageError: It is no path, or holds a zero byte; or it is an address, which would become a local folder `s3:`.
     """
     if not isinstance(path, (str, os.PathLike)) or "\0" in (text := os.fsdecode(path)):
         raise UsageError(f"{call}({path!r:.200}): expected {expected}")
+    if "://" in text:
+        raise UsageError(f"{call}({path!r:.200}): expected {expected}; addresses are not supported, only local paths")
     return text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nantrap.errors import FormatError, UsageError
+from nantrap.errors import FormatError, UsageError, path_argument
 from nantrap.faults import parse_faults
 from nantrap.record.alerts import Alerts, alerts_from_text
 from nantrap.record.bad_samples import BadSamples
@@ -223,7 +223,8 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
     """
     values = {**_from_project(folder), **_from_environment(environment), **given}
     if values.get("run_dir"):
-        values["run_dir"] = str(folder / values["run_dir"])  # fixed now: a script may change its folder
+        name = path_argument(values["run_dir"], "--run-dir", "the path of a folder, such as 'runs/exp1'")
+        values["run_dir"] = str(folder / name)  # fixed now: a script may change its folder
     if values.get("bad_samples"):
         values["bad_samples"] = str(folder / values["bad_samples"])
     return replace(RunSettings(), **values)

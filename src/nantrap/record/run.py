@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.errors import NantrapError
+from nantrap.errors import NantrapError, path_argument
 from nantrap.incident import Incident
 from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
@@ -349,7 +349,7 @@ def open_run(
         >>> open_run(log).main["loss"].value.tolist()
         [2.5, nan]
     """
-    place = Path(path)
+    place = Path(path_argument(path, "open_run", "a run folder or a log, such as 'runs/exp1'"))
     wanted = None if columns is None else _only(columns)
     kind, streams = "nantrap", _streams_of(place, wanted)
     if not streams:
