@@ -349,13 +349,13 @@ def _where(incident: Incident) -> str:
         parts.append(progress)
     began = f"it began on rank {origin_rank(incident)}" if _began_elsewhere(incident) else f"rank {incident.rank}"
     parts += [began, incident.phase]
-    if len(incident.bad_ranks) > 1:
-        parts.append("bad on ranks " + some_of([str(rank) for rank in incident.bad_ranks], 8))
     if incident.module and incident.module != incident.phase:  # "data", not "data, data"
         parts.append(f"{incident.module} (call {incident.call})" if incident.call else incident.module)
     parts += [part for part in (incident.op, incident.node) if part]
     if dtype := origin_dtype(incident):
         parts.append(dtype)
+    if len(incident.bad_ranks) > 1:
+        parts.append("bad on ranks " + some_of([str(rank) for rank in incident.bad_ranks], 8))
     return visible(", ".join(parts))
 
 

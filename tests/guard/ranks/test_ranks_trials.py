@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 import sharding
-from nantrap import Policy, Rollback
+from nantrap import Diagnosis, Policy, Rollback
 from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -101,6 +101,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "unknown_optimizer": {"kind": "sharded", "loss": log_of_zero, "own": True},
     "two_lines": {"kind": "sharded", "loss": log_of_zero, "form": "two_lines"},
     "two_lines_backward": {"kind": "sharded", "loss": root_of_zero, "form": "two_lines"},
+    "repeated": {"kind": "sharded", "loss": log_of_zero, "hits": 2},
     "two_lines_file": {"kind": "sharded", "loss": log_and_file, "form": "two_lines"},
 }
 
@@ -120,17 +121,17 @@ def _train(
     fails_at_call: int = 0,
     form: str = "attempt",
     own: bool = False,
+    hits: int = 1,
 ) -> dict[str, Any]:
     model = build(kind)
     optimizer = (Own if own else torch.optim.SGD)(model.parameters(), lr=rate, foreach=False)
-    guard = nantrap.Guard(
-        model, optimizer, run_dir=folder, quiet=True, policy=Policy(rollback=Rollback(anchor_every=4))
-    )
+    policy = Policy(rollback=Rollback(anchor_every=4), diagnosis=Diagnosis(repeats=1))
+    guard = nantrap.Guard(model, optimizer, run_dir=folder, quiet=True, policy=policy)
     actions, incidents = [], []
     for step in range(6):
         generator = torch.Generator().manual_seed(step if kind == "split" else 100 * rank + step)
         x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
-        hit = step == BAD and (rank == 1 or kind == "split")
+        hit = BAD <= step < BAD + hits and (rank == 1 or kind == "split")
         if hit and nan is not None:
             x[nan, 2] = torch.nan
         calls: list[int] = []
@@ -155,7 +156,8 @@ def _train(
             if rate > 1.0:
                 break
     guard.close()
-    (incident,) = incidents
+    assert len(incidents) == hits
+    incident = incidents[-1]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return {
         "actions": actions,
@@ -164,6 +166,7 @@ def _train(
         "samples": incident.samples,
         "notes": incident.notes,
         "origin": incident.origin_rank,
+        "like": incident.same_as,
         "restored": bool(incident.restored),
         "place": (incident.phase, incident.module),
         "line": incident.source.text.strip() if incident.source is not None else "",
@@ -292,3 +295,12 @@ def test_where_one_rank_cannot_compute_its_loss_again_nothing_is_tried(ranks: Ra
     assert one["trials"] == []
     words = "run again by all ranks together, and nothing began in the calls of the model on this rank"
     assert words in one["notes"]
+
+
+def test_a_step_like_an_earlier_one_has_its_cause_as_a_guess(ranks: Ranks) -> None:
+    """It is not run again by all ranks: that costs them a step, and the same tensors are bad."""
+    for rank in ranks("repeated"):
+        assert rank["like"] == BAD
+        assert rank["cause"] == ["log_of_zero", False]
+        assert rank["trials"] == []
+        assert any(note.startswith(f"the same tensors are bad as in step {BAD}") for note in rank["notes"])

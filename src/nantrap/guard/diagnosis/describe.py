@@ -244,24 +244,27 @@ def like_known(incident: Incident, known: Incident, words: str) -> Incident:
         op=known.op,
         node=known.node,
         source=known.source,
-        # the summary names another batch's samples and values; the title holds for both
-        causes=tuple(replace(cause, proven=False, summary=_of_both(cause)) for cause in known.causes),
+        causes=_guessed(known.causes),
         same_as=known.step,
         notes=(words,),
     )
 
 
-def _of_both(cause: Cause) -> str:
-    """What can be said of two incidents that look alike. A guess about the first is no more than that here."""
-    return cause.title if cause.proven else f"perhaps {cause.title}"
+def _guessed(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """The causes of an incident that looks like this one, as guesses.
+
+    Their summaries name samples and values of another batch; the titles hold for both. A guess stays a guess.
+    """
+    return tuple(
+        replace(cause, proven=False, summary=cause.title if cause.proven else f"perhaps {cause.title}")
+        for cause in causes
+    )
 
 
 def not_compared(incident: Incident, earlier: Incident) -> Incident:
-    """Notes that the tensors of an earlier incident are bad again, and that the ranks did not run the step again."""
-    note = (
-        f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so the cause is not known"
-    )
-    return replace(incident, notes=(*incident.notes, note))
+    """Adds the causes of an earlier incident as guesses: its tensors are bad again, and the ranks run nothing again."""
+    note = f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so its cause is a guess"
+    return replace(incident, causes=_guessed(earlier.causes), same_as=earlier.step, notes=(*incident.notes, note))
 
 
 def at_position_of(micro: Micro, incident: Incident) -> Incident:
