@@ -55,6 +55,16 @@ def _cleanrl(name: str, arguments: str, poison: str = "reward:300 rate:5:1e25") 
     )
 
 
+def _tutorial_of_texts(path: str) -> Script:
+    return Script(
+        name=f"nlp-tutorial {path.rpartition('/')[2].removesuffix('.py')}",
+        repository="graykode/nlp-tutorial",
+        path=path,
+        poison="input:7:nan param:5:nan",
+        loss=rf"cost = *{NUMBER}",
+    )
+
+
 _DIGITS = {"data": "mnist", "data_at": "data", "poison": _PICTURES}
 _CONTINUOUS = "--env-id Pendulum-v1 --total-timesteps 500 --learning-starts 300 --batch-size 32"
 
@@ -240,6 +250,19 @@ PROGRAMS = (
     _cleanrl("ddpg_continuous_action", f"{_CONTINUOUS} --buffer-size 1000", "reward:200 param:6:nan"),
     *map(
         _gan, ("gan", "wgan", "wgan_gp", "dcgan", "aae", "acgan", "infogan", "softmax_gan", "began", "relativistic_gan")
+    ),
+    *map(_gan, ("lsgan", "sgan", "cgan", "ebgan", "wgan_div")),
+    *map(
+        _tutorial_of_texts,
+        (
+            "1-2.Word2Vec/Word2Vec-Skipgram(Softmax).py",
+            "2-1.TextCNN/TextCNN.py",
+            "3-2.TextLSTM/TextLSTM.py",
+            "4-1.Seq2Seq/Seq2Seq.py",
+            "4-2.Seq2Seq(Attention)/Seq2Seq(Attention).py",
+            "5-1.Transformer/Transformer.py",
+            "5-2.BERT/BERT.py",
+        ),
     ),
     *map(
         _tutorial,
