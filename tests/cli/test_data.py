@@ -52,7 +52,7 @@ def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out == "x: min 0, max 19, mean 9.5 (20 finite values)\n1 file read, 20 samples, 288 B: nothing found\n"
+    assert out == "x: min 0, max 19, mean 9.5 (20 finite values)\n1 file read, 20 samples, 288 bytes: nothing found\n"
 
 
 def test_quarantine_is_not_overwritten(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

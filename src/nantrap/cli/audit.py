@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import NantrapError, UsageError
-from nantrap.incident.wording import counted, escaped
+from nantrap.incident.wording import counted, escaped, size
 from nantrap.problems.progress import ProgressBar
 from nantrap.problems.terminal import STYLES, Line, Printer, first_problems, help_lines
 
@@ -224,9 +225,7 @@ def _say_values(printer: Printer, shown: list[Shown]) -> None:
             path = one.path
             printer.line("values in ", (escaped(path), "bold"))
         values = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in one.values)
-        count = 1
-        for size in one.shape:
-            count *= size
+        count = math.prod(one.shape)
         more = f", … ({count:,} values)" if count > len(one.values) else ""
         span = "" if one.low is None or count == 1 else f"  min {one.low:.6g}, max {one.high:.6g}"
         printer.line(f"    {escaped(one.name)} ", (f"{one.dtype} {list(one.shape)}", "dim"), f": {values}{more}{span}")
@@ -302,7 +301,7 @@ def _say_checkpoint(printer: Printer, checkpoint: CheckpointAudit) -> None:
     """Print the verdict on a checkpoint, its first problems and what helps against them."""
     mark = {"ok": ("ok ", "bold green"), "ask": ("ask", "bold yellow"), "bad": ("bad", "bold red")}[checkpoint.verdict]
     tensors = counted(checkpoint.tensors, "tensor")
-    parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
+    parts = [checkpoint.format, tensors, size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]
     printer.line(mark, " ", (escaped(checkpoint.path), "bold"), "  ", (escaped(" · ".join(parts)), "dim"))
     printer.lines(first_problems(checkpoint.problems, _line, most=_SHOWN))
@@ -320,13 +319,6 @@ def _line(problem: CheckpointProblem) -> Line:
     suffix = f" ({', '.join(where)})" if where else ""
     words = f"[{problem.code}]: {escaped(problem.message, most=1000)}{suffix}"
     return (problem.severity, STYLES[problem.severity]), words
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
-    return f"{count} bytes"
 
 
 def _fact(value: Any) -> str:

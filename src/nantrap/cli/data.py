@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nantrap.incident.wording import counted, escaped
+from nantrap.incident.wording import counted, escaped, size
 from nantrap.problems.progress import ProgressBar
 from nantrap.problems.terminal import Line, Printer, first_problems, help_lines
 
@@ -118,7 +118,7 @@ def _say(printer: Printer, report: DataReport) -> None:
         printer.line(("not read", "bold cyan"), f": {left} of other kinds ({kinds}{more}; --json lists all)")
     found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
     printer.line(
-        f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "
+        f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {size(report.bytes)}: "
         + (found if by_file else "nothing found")
     )
 
@@ -130,11 +130,3 @@ def _line(finding: DataFinding) -> Line:
 
 def _shown(text: str) -> str:
     return escaped(text, most=_LONGEST)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -13,8 +13,7 @@ from nantrap.health.expectations import Expectations
 from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
 from nantrap.health.planned import StageVerdict, compare, judge_stage
 from nantrap.health.window import whole
-from nantrap.health.words import duration
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, duration
 from nantrap.problems import worst
 from nantrap.record import Run
 

@@ -46,6 +46,28 @@ def place_text(file: str, line: int) -> str:
     return f"{file}, line {line}" if is_cell(file) else f"{file}:{line}"
 
 
+def duration(seconds: float) -> str:
+    """`0.4 s`, `52 s`, `14 min`, `2.5 h`, `3 days`."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    for limit, unit_seconds, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit_seconds:{'.3g' if unit == 'h' else '.0f'}} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def size(count: float) -> str:
+    """`288 bytes`, `2.89 kB`, `15.3 MB`."""
+    unit = "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return (
+        f"{count:.0f} bytes" if unit == "bytes" else f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+    )
+
+
 def typed_path(path: str | os.PathLike[str]) -> str:
     """A path as one would type it here: relative where it lies in the working folder."""
     given = Path(path)

@@ -11,9 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from nantrap import health
-from nantrap.incident.wording import visible
+from nantrap.incident.wording import duration, visible
 from nantrap.record import Column, Run, Series
-from nantrap.report.numbers import duration
 from nantrap.report.numbers import value as number
 from nantrap.report.terminal import render_incident
 

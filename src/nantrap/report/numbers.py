@@ -36,26 +36,3 @@ def percent(part: float, whole: float) -> str:
 def shape(sizes: Iterable[int]) -> str:
     """`16×4×18`, or `scalar`."""
     return "×".join(str(size) for size in sizes) or "scalar"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `52 s`, `14 min`, `2 h`, `3 days`."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172800:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 86400:.0f} days"
-
-
-def size(number_of_bytes: int) -> str:
-    """`3.1 MB`."""
-    number = float(number_of_bytes)
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError

@@ -125,7 +125,7 @@ def test_a_file_without_numbers_does_not_pass_for_checked(
     assert main(["data", "a.jsonl"]) == 0
     out = capsys.readouterr().out
     assert "note: a.jsonl holds no numbers: only whether it can be read was checked" in out
-    assert "1 file read, 2 samples, 32 B: nothing found" in out
+    assert "1 file read, 2 samples, 32 bytes: nothing found" in out
     Path("b.jsonl").write_text('{"text": "one"}\n')
     assert check_data(".").notes == ("./a.jsonl, ./b.jsonl hold no numbers: only whether they can be read was checked",)
 

@@ -19,11 +19,10 @@ from starlette.routing import Route
 
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import counted, visible
+from nantrap.incident.wording import counted, duration, visible
 from nantrap.record import open_run
 from nantrap.report.charts import spark
 from nantrap.report.journals import journals_of
-from nantrap.report.numbers import duration
 from nantrap.report.page_charts import standing_charts
 from nantrap.report.pages import incident_context, render, resource, run_context
 from nantrap.report.serving.access import AccessControl

@@ -15,11 +15,10 @@ from typing import Any
 
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import counted, visible
+from nantrap.incident.wording import counted, duration, visible
 from nantrap.record import open_run
 from nantrap.report.charts import spark_paths
 from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
-from nantrap.report.numbers import duration
 from nantrap.report.serving.foreign import ForeignLog, verdict_of
 from nantrap.report.surroundings import read_json
 
