@@ -27,6 +27,7 @@ MATRIX = [
     ("3.11", "2.15.0"),
     ("3.12", "2.13.0"),
     ("3.13", "2.13.0"),
+    ("3.14", "2.13.0"),
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 

@@ -208,13 +208,18 @@ def _run_command(command: str | Sequence[str], document: Mapping[str, Any], text
 
 
 def _post(address: str, document: Mapping[str, Any]) -> None:
-    import urllib.request  # only for a run that has something to send
+    import urllib.error  # only for a run that has something to send
+    import urllib.request
 
     request = urllib.request.Request(
         address, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-        answer.read(1024)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            answer.read(1024)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
 
 
 def _words(error: Exception) -> str:
