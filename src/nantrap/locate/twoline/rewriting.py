@@ -54,6 +54,25 @@ def compiled_again(function: types.FunctionType, helpers: Mapping[str, Any]) -> 
     if hasattr(function, "__wrapped__"):
         raise NotRepeatable(f"a decorator of {function.__name__}")
     cells = [_content(cell) for cell in function.__closure__ or ()]
+    names = {**function.__globals__, **helpers}
+    exec(_maker_of(code, code.co_filename), names)
+    made = names[_OUTER](*cells)
+    original = _qualified(code)
+    renamed = types.FunctionType(
+        _renamed(made.__code__, made.__code__.co_name, original), names, function.__name__, None, made.__closure__
+    )
+    renamed.__defaults__, renamed.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return renamed
+
+
+@functools.lru_cache(maxsize=256)
+def _maker_of(code: types.CodeType, filename: str) -> types.CodeType:
+    """Code that defines a function which makes the rewritten one from its closure. The same for every failure.
+
+    Args:
+        code: of the function.
+        filename: its file: code of two files can be equal.
+    """
     node = guarded_tree(definition_of(code))
     result: ast.expr
     if isinstance(node, ast.Lambda):
@@ -73,15 +92,7 @@ def compiled_again(function: types.FunctionType, helpers: Mapping[str, Any]) -> 
     outer = ast.copy_location(ast.FunctionDef(_OUTER, arguments, body, []), node)
     if sys.version_info >= (3, 12):
         outer.type_params = []
-    names = {**function.__globals__, **helpers}
-    exec(compiled([outer], code), names)
-    made = names[_OUTER](*cells)
-    original = _qualified(code)
-    renamed = types.FunctionType(
-        _renamed(made.__code__, made.__code__.co_name, original), names, function.__name__, None, made.__closure__
-    )
-    renamed.__defaults__, renamed.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return renamed
+    return compiled([outer], code)
 
 
 def _content(cell: types.CellType) -> Any:
