@@ -499,6 +499,23 @@ def test_an_interrupt_while_the_graph_of_a_bad_loss_is_read(tmp_path: Path, caps
     assert found.verdict == "doubtful"
 
 
+def test_every_bad_sample_of_a_large_batch_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+    inputs, targets = torch.randn(400, 6), torch.randn(400, 1)
+    for x, y in batches(*range(100, 390), size=400):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        write()
+        optimizer.step()
+    """
+    found = run(body, tmp_path, capsys)
+    assert "samples 100, 101, 102, 103, 104, 105 and 284 others" in found.said
+    assert "sample: 100, 101, 102, 103, 104, 105, 106, 107 and 282 more (dataset index 100" in found.said
+    assert "without samples 100, 101, 102, 103, 104, 105 and 284 others: verified" in found.said
+    incident = json.loads(next(found.run_dir.glob("incidents/*/incident.json")).read_text())
+    assert incident["samples"] == list(range(100, 390))
+
+
 def test_a_guard_that_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = """
     for x, y in batches(*range(20, 64)):

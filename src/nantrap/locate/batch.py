@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+_MOST_LISTED: Final = 10_000
 
 
 def tensors_of(batch: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -64,8 +66,10 @@ def batch_size(batch: Any) -> int | None:
     return size
 
 
-def samples_in(batch: Any, tensor: Tensor, outside: Tensor, *, most: int = 64) -> tuple[int, ...]:
+def samples_in(batch: Any, tensor: Tensor, outside: Tensor) -> tuple[int, ...]:
     """The samples to which the marked values of one tensor of the batch belong; empty if that is not known.
+
+    All of them, because what is printed counts them; none of very many, which would fill the files of an incident.
 
     A row of a tensor is a sample, unless the batch is a list of samples: then each entry is one, and the rows of an
     image are its channels.
@@ -74,7 +78,6 @@ def samples_in(batch: Any, tensor: Tensor, outside: Tensor, *, most: int = 64) -
         batch: the whole batch.
         tensor: one of its tensors.
         outside: marks values of that tensor.
-        most: how many are named.
     """
     if not outside.dim() or not bool(outside.any()):
         return ()
@@ -83,8 +86,8 @@ def samples_in(batch: Any, tensor: Tensor, outside: Tensor, *, most: int = 64) -
         along = _sample_dimension(outside.shape, batch_size(batch))
         if along is None:
             return ()
-        rows = outside.movedim(along, 0).reshape(outside.shape[along], -1).any(dim=1).nonzero().flatten()[:most]
-        return tuple(rows.tolist())
+        rows = outside.movedim(along, 0).reshape(outside.shape[along], -1).any(dim=1).nonzero().flatten()
+        return tuple(rows.tolist()) if len(rows) <= _MOST_LISTED else ()
     for part in _parts(batch):
         if isinstance(part, list) and len(part) == size:
             for position, entry in enumerate(part):

@@ -61,8 +61,11 @@ class Location:
     def bad_rows(self, size: int) -> tuple[frozenset[int], frozenset[int]]:
         """The rows with bad values in what the operation gave, and in what any operation gave that made some.
 
-        Only results with so many rows count.
+        Only results with so many rows count. Where the batch itself is bad, its bad samples are the rows.
         """
+        if self.capture is None and self.phase == "data":
+            given = frozenset(index for finding in self.findings for index in finding.samples)
+            return given, frozenset()  # another sample may fail for another reason
         others = () if self.replay is None else self.replay.trace.captures.values()
         own = frozenset().union(*() if self.capture is None else (_bad_rows(self.capture, size),))
         return own, own.union(*(_bad_rows(each, size) for each in others))

@@ -32,7 +32,6 @@ from nantrap.thresholds import far_outside
 _FEWEST = 8
 """Number of batches that are seen before any is called unusual."""
 _KEPT = 64
-_MOST_SAMPLES = 16
 _MOST_INPUTS = 16
 
 
@@ -132,7 +131,7 @@ class Ranges:
             outside = tensor.abs() > limit
             words = f"{usual.low:.4g} to {usual.high:.4g} in the {usual.count:,} batches before"
         outside &= tensor.isfinite()
-        samples = samples_in(batch, tensor, outside, most=_MOST_SAMPLES)
+        samples = samples_in(batch, tensor, outside)
         where = (
             f" in {'samples' if len(samples) > 1 else 'sample'} {some_of(list(map(str, samples)))}" if samples else ""
         )
@@ -155,7 +154,7 @@ def inputs_of(micro: Micro) -> list[Finding]:
     for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
         stats = finite.tensor_stats(tensor.detach())
         bad = stats.nonfinite and tensor.layout == torch.strided
-        samples = samples_in(batch, tensor, finite.bad_places(tensor), most=_MOST_SAMPLES) if bad else ()
+        samples = samples_in(batch, tensor, finite.bad_places(tensor)) if bad else ()
         if samples:
             samples = _as_entries(micro, tensor, samples)
         found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))

@@ -113,8 +113,8 @@ def find_samples(
         verdict = search.try_fails(rest)
         clean = None if verdict is None else not verdict
     others = [i for i in everything if i not in rows]
-    if clean is False and set(guilty) < rows and search.try_fails(others) is False:  # rounded differently in parts
-        guilty, clean = list(rows), True
+    if clean is False and set(guilty) < rows and search.try_fails(others) is False:
+        guilty, clean, note = list(rows), True, ""  # rounded differently in parts, or too many to be run alone
     chosen = tuple(sorted(guilty))
     return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
 
