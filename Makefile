@@ -27,7 +27,7 @@ $(TOOLS): $(STAMP)
 	touch $(TOOLS)
 
 demo: $(STAMP)
-	$(BIN)/nantrap demo pixeldlm --fault short_text
+	$(BIN)/nantrap demo radiodiff --fault log_zero_time
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ replaced, the rest of a page is written by hand:
     run FAULT       another one, its notes and its table
     console         the commands of `CONSOLE`, and what they print
     figures         the baselines of the system, and its model before and after training
+    table           of `figures.md`: every fault in all its ways, from `figures.jsonl`
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from nantrap.cli import main as nantrap
 from nantrap.report import render_incident
 from nantrap_systems import SYSTEMS, load_system
 from nantrap_systems.baselines import table_of as baselines_of
+from nantrap_systems.figures import read_rows
+from nantrap_systems.figures import table_of as all_faults
 from nantrap_systems.script import main as train
 from nantrap_systems.showcase import Showcase, picture_of, show
 from nantrap_systems.system import Fault, System
 
 PAGES = Path(__file__).parent
 PICTURES = PAGES / "pictures"
+FIGURES = PAGES / "figures.jsonl"
 STEPS, SEED = 60, 8
 CONSOLE = {
     "radiodiff": (
@@ -146,6 +150,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     PICTURES.mkdir(exist_ok=True)
+    page = PAGES / "figures.md"
+    page.write_text(put(page.read_text(encoding="utf-8"), "table", all_faults(read_rows(FIGURES))), encoding="utf-8")
     for name in options.systems:
         system, path = load_system(name), PAGES / f"{name}.md"
         text = put(path.read_text(encoding="utf-8"), "faults", faults_of(system))

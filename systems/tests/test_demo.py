@@ -19,7 +19,7 @@ from rich.console import Console
 from nantrap.cli.demo import DemoCommand
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap_systems import SYSTEMS, load_system
-from nantrap_systems.catalogue import counts, make_catalogue, read_catalogue
+from nantrap_systems.catalogue import make_catalogue, read_catalogue, summary
 from nantrap_systems.gallery import Picture, show_all, write_summary
 from nantrap_systems.measuring import Result
 from nantrap_systems.showcase import Showcase, outcome_of, policy_of, reported_before
@@ -49,8 +49,14 @@ def test_the_list_imports_no_torch() -> None:
 
 def test_the_catalogue_is_what_the_systems_say() -> None:
     assert read_catalogue() == make_catalogue(), "run `python -m nantrap_systems.catalogue`"
-    named, others = counts(read_catalogue())
-    assert named + others == sum(len(entry["faults"]) for entry in read_catalogue())
+    faults = [fault for name in SYSTEMS for fault in load_system(name).faults]
+    said = summary(read_catalogue())
+    assert said.startswith(f"{len(faults)} faults. The guard names the cause of {sum(bool(f.cause) for f in faults)}.")
+    others = sum(fault.cause is None for fault in faults)
+    assert f"What reports the other {others}: the guard, " in said
+    assert sum(map(int, re.findall(r": (\d+)", said))) == others
+    page = Path(__file__).parents[2] / "docs" / "commands" / "demo.md"
+    assert said in page.read_text(encoding="utf-8").replace("\n", " "), "the page has the same numbers"
 
 
 def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +203,7 @@ def test_sentences_are_those_of_the_run() -> None:
     alike = result("nantrap", applied=8, skipped=[2, 5], ranks_agree=True, skipped_alike=True, incidents=2)
     assert "the processes hold equal weights; all of them left out the steps 2, 5" in outcome_of(alike)
     apart = result("nantrap", applied=8, skipped=[2], ranks_agree=False, skipped_alike=False)
-    assert "the processes hold unequal weights; they left out other steps" in outcome_of(apart)
+    assert "the processes hold unequal weights; they left out different steps" in outcome_of(apart)
     assert "the evaluation is not finite" in outcome_of(result("plain", held_out_loss=math.nan))
 
 
@@ -224,20 +230,34 @@ def test_a_guarded_run_that_ends_in_an_error_is_not_as_expected() -> None:
     assert not Showcase(system, ends, (result("nantrap"),), None).named
 
 
-def test_a_run_that_ended_better_than_the_guarded_one_is_named() -> None:
+def test_runs_that_ended_better_than_the_guarded_one_are_named() -> None:
     system = load_system("pixeldlm")
     better, worse = result("nan_to_num", quality=0.6), result("skip bad output", quality=0.4)
-    shown = Showcase(system, system.faults[0], (better, worse, result("nantrap", applied=9)), None)
-    lines = [text for name, text in shown.outcomes() if "ended better" in text]
-    assert len(lines) == 1
-    assert lines[0].startswith("nan_to_num ended better: 60.0% against 50.0%. It took 10 steps and nantrap 9: ")
+    lost = result("plain", quality=0.7, state_finite=False)
+
+    def said(*results: Result) -> list[str]:
+        shown = Showcase(system, system.faults[0], results, None)
+        return [text for name, text in shown.outcomes() if name == "nantrap" and "ended better" in text]
+
+    (text,) = said(lost, better, worse, result("nantrap", applied=9))
+    assert text == (
+        "nan_to_num (60.0%) ended better than this run (50.0%). nantrap left 1 step out: it does not change what the "
+        "program computes"
+    )
+    back = result("nantrap", applied=9, rollbacks=1)
+    assert said(better, back)[0].endswith(", and a rollback goes back to an older state with a lower learning rate")
+    assert said(replace(better, applied=9), result("nantrap", applied=9)) == [
+        "nan_to_num (60.0%) ended better than this run (50.0%)"
+    ]
+    both = (replace(worse, quality=0.7), better)
+    assert said(*both, result("nantrap"))[0].startswith("skip bad output (70.0%), nan_to_num (60.0%) ended better")
+    assert said(worse, result("nantrap")) == []
 
 
 def test_a_policy_that_is_not_the_default_is_said() -> None:
     system = load_system("temi")
-    assert policy_of(system.fault("dead_heads")) == "Policy(bad_terms='drop', diagnosis=Diagnosis(repeats=1))"
-    assert policy_of(system.faults[0]) == "Policy(diagnosis=Diagnosis(repeats=1))"
-    assert policy_of(load_system("pixeldlm").fault("new_scaler")) == "", "nantrap run has its own"
+    assert policy_of(system.fault("dead_heads")) == "Policy(bad_terms='drop')"
+    assert policy_of(system.faults[0]) == ""
 
 
 def test_what_is_not_installed_is_left_out_of_all_and_named(

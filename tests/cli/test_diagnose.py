@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def test_each_part_may_fail_alone(project: Path, capsys: pytest.CaptureFixture[s
 def test_the_template_says_that_it_is_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(project), "--init"]) == 0
     assert (project / "nantrap_preflight.py").is_file()
+    assert capsys.readouterr().out.rstrip().endswith(shlex.join(["then", "run", "nantrap", "diagnose", str(project)]))
     assert main(["diagnose", str(project), "--init"]) == 2
     assert "exists; nothing is overwritten" in capsys.readouterr().err
     assert main(["diagnose", str(project)]) == 2

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,11 +114,16 @@ class DiagnoseCommand:
         return code
 
 
+def _command(folder: Path) -> str:
+    """What to type to check this folder."""
+    return shlex.join(["nantrap", "diagnose", *([] if folder == Path() else [str(folder)])])
+
+
 def _write_template(path: Path) -> int:
     if path.exists():
         raise UsageError(f"{path} exists; nothing is overwritten")
     path.write_text(_TEMPLATE, encoding="utf-8")
-    print(f"{path}: return your model, optimizer, batch and loss there, then run nantrap diagnose {path.parent}")
+    print(f"{path}: return your model, optimizer, batch and loss there, then run {_command(path.parent)}")
     return 0
 
 
@@ -126,7 +132,9 @@ def _parts(folder: Path, arguments: argparse.Namespace) -> list[_Part]:
     models, data = _files(folder)
     models, data = arguments.checkpoints or models, arguments.data or data
     factory = arguments.factory or (f"{FACTORY}:make" if (folder / f"{FACTORY}.py").is_file() else "")
-    no_factory = f"no {FACTORY}.py: `nantrap diagnose --init` writes one to fill in, or give --factory module:function"
+    no_factory = (
+        f"no {FACTORY}.py: `{_command(folder)} --init` writes one to fill in, or give --factory module:function"
+    )
     return [
         _Part("doctor", "settings and code", [str(folder)]),
         _Part("audit", "checkpoints", models, "" if models else "no checkpoint was found; --checkpoints names one"),

@@ -166,7 +166,9 @@ class OwnLoop:
         """Scaler, schedule and averages, and the next step begins without gradients."""
         if self.scaling.enabled:
             self.scaling.scaler.update()
-        if self._scheduler is not None:
+        if not applied:
+            self.advance_schedule()
+        elif self._scheduler is not None:
             self._scheduler.step()
         if applied and self._average is not None:
             self._average()

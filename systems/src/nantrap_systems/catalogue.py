@@ -7,6 +7,7 @@ and a test sees that the two are the same.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,10 +30,26 @@ def make_catalogue() -> list[dict[str, Any]]:
     return [_entry(load_system(name)) for name in SYSTEMS]
 
 
-def counts(entries: list[dict[str, Any]]) -> tuple[int, int]:
-    """How many faults have a cause that the guard must name, and how many have none."""
-    causes = [fault["cause"] for entry in entries for fault in entry["faults"]]
-    return sum(cause is not None for cause in causes), sum(cause is None for cause in causes)
+REPORTERS: Final = {
+    "guard": "the guard, prevented or as a clear error",
+    "summary": "the summary of `nantrap run`",
+    "resume check": "the resume check",
+    "doctor": "`nantrap doctor`",
+    "data check": "`nantrap data`",
+    None: "nobody",
+}
+"""What reports a fault without a cause, by `Fault.reported_by`."""
+
+
+def summary(entries: list[dict[str, Any]]) -> str:
+    """How many faults there are, how many have a cause that the guard names, and what reports the others."""
+    faults = [fault for entry in entries for fault in entry["faults"]]
+    others = Counter(fault["reported_by"] for fault in faults if fault["cause"] is None)
+    told = "; ".join(f"{words}: {others[name]}" for name, words in REPORTERS.items() if others[name])
+    named = len(faults) - others.total()
+    return (
+        f"{len(faults)} faults. The guard names the cause of {named}. What reports the other {others.total()}: {told}."
+    )
 
 
 def _entry(system: System) -> dict[str, Any]:

@@ -103,6 +103,9 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print()
     for name, what in shown.outcomes():
         out.print(f"{name}: {what}", markup=False, soft_wrap=False)
+    named = shown.incident.causes[:1] if shown.incident is not None else ()
+    explained = "".join(f"`nantrap explain {cause.code}` says more about this cause. " for cause in named)
+    out.print(f"\n{explained}`nantrap run train.py` guards a script of your own.", markup=False, soft_wrap=False)
     report = write_report(shown, run_dir, steps=arguments.steps, seed=arguments.seed)
     if arguments.json:
         print(_as_json(shown.to_dict()))
@@ -143,7 +146,7 @@ def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path
 
 def _list(*, as_json: bool) -> None:
     """Print the systems and their faults, wrapped at the terminal's width."""
-    from nantrap_systems.catalogue import counts, read_catalogue
+    from nantrap_systems.catalogue import read_catalogue, summary
 
     entries = read_catalogue()  # a file: no system is imported, nor torch
     if as_json:
@@ -158,8 +161,7 @@ def _list(*, as_json: bool) -> None:
             for line in textwrap.wrap(fault["title"], columns - widest - 4, break_long_words=False):
                 print(f"  {name:<{widest}}  {line}")
                 name = ""
-    named, others = counts(entries)
-    print(f"\n{named + others} faults: the guard names the cause of {named}, {others} have no cause that it could name")
+    print("\n" + textwrap.fill(summary(entries), columns))
     print("`nantrap demo SYSTEM --fault NAME` runs one")
 
 

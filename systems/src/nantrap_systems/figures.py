@@ -2,6 +2,7 @@
 
 Every fault is run in all its ways from several seeds, as `nantrap demo` does. The table has a row for each fault: the
 figure of its system (mean over seeds) for the clean run, the plain one, the best remedy that was tried, and nantrap.
+Where nantrap left steps out, a clean run of as many steps as it took shows what the missing steps alone cost.
 Runs are kept in a file of JSON lines, so that a measurement that was broken off continues, and `--table` prints what
 the file holds without a run.
 """
@@ -22,10 +23,13 @@ import torch
 
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap_systems import SYSTEMS, load_system
+from nantrap_systems.measuring import Result, demo_run, measure
 from nantrap_systems.showcase import show
+from nantrap_systems.system import Fault, System
 
 STEPS, SEEDS = 60, (8, 9, 10)
-NOT_REMEDIES = ("clean", "plain", "nantrap")
+SHORTER = "clean, as many steps"
+NOT_REMEDIES = ("clean", SHORTER, "plain", "nantrap")
 
 
 def measure_all(path: Path, *, steps: int, seeds: Sequence[int], only: Sequence[str] = ()) -> None:
@@ -42,11 +46,21 @@ def measure_all(path: Path, *, steps: int, seeds: Sequence[int], only: Sequence[
                 except (MissingExtraError, UsageError) as error:
                     sys.stderr.write(f"{name} {fault.name} is left out: {error}\n")
                     break
+                results = (*shown.results, *shorter(system, fault, shown.result("nantrap"), seed=seed))
                 fields = ("quality", "held_out_loss", "applied", "steps", "rollbacks", "stopped", "state_finite")
-                ways = {each.name: {field: _plain(getattr(each, field)) for field in fields} for each in shown.results}
+                ways = {each.name: {field: _plain(getattr(each, field)) for field in fields} for each in results}
                 row = {"system": name, "fault": fault.name, "seed": seed, "named": shown.named, "ways": ways}
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
+
+
+def shorter(system: System, fault: Fault, guarded: Result, *, seed: int) -> tuple[Result, ...]:
+    """The clean run that ends after as many steps as the guarded one applied; none if that took all or none, if it was
+    stopped, and for several processes."""
+    if guarded.applied in (0, guarded.steps) or guarded.stopped or fault.processes > 1:
+        return ()
+    run = demo_run(system, fault, None, guarded.steps, repaired=True, seed=seed)
+    return (measure(SHORTER, run, guarded.applied)[0],)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -60,8 +74,8 @@ def table_of(rows: Iterable[dict[str, Any]]) -> str:
     for row in rows:
         found[row["system"], row["fault"]].append(row["ways"])
     lines = [
-        "| system | fault | clean | plain | best remedy | nantrap | applied |",
-        "| " + " | ".join(["---"] * 7) + " |",
+        "| system | fault | clean | plain | best remedy | nantrap | applied | clean, as many steps |",
+        "| " + " | ".join(["---"] * 8) + " |",
     ]
     for (system, fault), ways in found.items():
         names = [name for name in ways[0] if name not in NOT_REMEDIES]
@@ -71,7 +85,9 @@ def table_of(rows: Iterable[dict[str, Any]]) -> str:
         stopped = sum(way["nantrap"]["stopped"] for way in ways)
         cells = [system, f"`{fault}`", f"{_mean(ways, 'clean'):.1%}", f"{_mean(ways, 'plain'):.1%}", remedy]
         guarded = f"{_mean(ways, 'nantrap'):.1%}" + (" (stopped)" if stopped else "")
-        lines.append("| " + " | ".join([*cells, guarded, f"{applied:.0%}"]) + " |")
+        like = fmean(way.get(SHORTER, way["clean"])["quality"] for way in ways)
+        compared = f"{like:.1%}" if any(SHORTER in way for way in ways) else ""
+        lines.append("| " + " | ".join([*cells, guarded, f"{applied:.0%}", compared]) + " |")
     return "\n".join(lines)
 
 

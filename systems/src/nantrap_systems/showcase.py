@@ -18,21 +18,19 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from nantrap.guard import Policy
 from nantrap.incident import Cause, Incident
 from nantrap.incident.wording import counted
 from nantrap.record import write_atomically
 from nantrap.report import render_incident
 from nantrap_systems.curves import Curve, draw_curves
 from nantrap_systems.measuring import (
-    DIAGNOSIS,
     Apart,
     Job,
     Result,
@@ -100,7 +98,7 @@ class Showcase:
         """The runs side by side, in 80 columns: cause and proof share one."""
         *headings, _ = self.headings
         rows = [(*cells, f"{cause} proven" if proven == "yes" else cause) for *cells, cause, proven in self.rows()]
-        heads = [heading.replace(" ", "\n") for heading in headings]
+        heads = [textwrap.fill(heading, 7, break_long_words=False) for heading in headings]
         widths = [max(map(len, [*head.split("\n"), *cells])) for head, *cells in zip(heads, *rows, strict=True)]
         gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= 80 else 1
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
@@ -116,27 +114,25 @@ class Showcase:
         first = {"nantrap": _of_incident(self.incident)} if self.incident is not None else {}
         found = [(each.name, outcome_of(each, first.get(each.name, ""))) for each in self.results]
         said = [("nantrap", note) for note in (*(self.before or ())[:1], *self.notes)]
-        return [*found, *said, *(("nantrap", text) for text in self._not_best())]
+        return [*found, *said, *self._not_best()]
 
-    def _not_best(self) -> list[str]:
-        """A sentence on each way that ended better than the guarded run, with the difference that was measured."""
-        lines = []
+    def _not_best(self) -> list[tuple[str, str]]:
+        """Which runs ended better than the guarded one, with the figures that were measured; empty if none did."""
         guarded = next((each for each in self.results if each.name == "nantrap"), None)
         if guarded is None:
             return []
-        for other in self.results:
-            if other.name in ("clean", "nantrap") or not other.state_finite or other.quality <= guarded.quality:
-                continue
-            text = f"{other.name} ended better: {other.quality:.1%} against {guarded.quality:.1%}"
-            if other.applied > guarded.applied and not guarded.error:
-                text += (
-                    f". It took {other.applied} steps and nantrap {guarded.applied}: nantrap does not change what is "
-                    "computed, it leaves a bad step out"
-                )
-                if guarded.rollbacks:
-                    text += " and goes back to an older state with a lower learning rate"
-            lines.append(text)
-        return lines
+        others = [each for each in self.results if each.name not in ("clean", "nantrap") and each.state_finite]
+        better = sorted((each for each in others if each.quality > guarded.quality), key=lambda each: -each.quality)
+        if not better:
+            return []
+        named = ", ".join(f"{each.name} ({each.quality:.1%})" for each in better)
+        text = f"{named} ended better than this run ({guarded.quality:.1%})"
+        left_out = guarded.steps - guarded.applied
+        if left_out and better[0].applied > guarded.applied and not guarded.error:
+            text += f". nantrap left {counted(left_out, 'step')} out: it does not change what the program computes"
+            if guarded.rollbacks:
+                text += ", and a rollback goes back to an older state with a lower learning rate"
+        return [("nantrap", text)]
 
     def to_dict(self) -> dict[str, Any]:
         """The showcase as plain JSON values; a loss that is not finite is `null`."""
@@ -215,7 +211,9 @@ def outcome_of(result: Result, incident: str = "") -> str:
         parts.append("the processes hold equal weights" if result.ranks_agree else "the processes hold unequal weights")
     if result.skipped_alike is not None and result.skipped:
         steps = ", ".join(map(str, result.skipped[:8])) + (", ..." if len(result.skipped) > 8 else "")
-        parts.append(f"all of them left out the steps {steps}" if result.skipped_alike else "they left out other steps")
+        parts.append(
+            f"all of them left out the steps {steps}" if result.skipped_alike else "they left out different steps"
+        )
     return "; ".join(parts)
 
 
@@ -232,21 +230,9 @@ def _causes(incident: Incident) -> tuple[Cause, ...]:
 
 
 def policy_of(fault: Fault) -> str:
-    """What differs from the default policy in the guarded run of a demo; empty where `nantrap run` guards it."""
-    if fault.loop:
-        return ""
-    policy = Policy(**{**fault.policy, "diagnosis": DIAGNOSIS})
-    return _differences(policy, Policy())
-
-
-def _differences(value: Any, usual: Any) -> str:
-    """The fields of a dataclass that are not as in another one, as they would be written."""
-    found = []
-    for each in fields(usual):
-        new, old = getattr(value, each.name), getattr(usual, each.name)
-        if new != old:
-            found.append(f"{each.name}={_differences(new, old) if is_dataclass(old) else repr(new)}")
-    return f"{type(usual).__name__}({', '.join(found)})"
+    """The policy that the fault asks for, as it is written; empty for the default one."""
+    given = ", ".join(f"{name}={value!r}" for name, value in fault.policy.items())
+    return f"Policy({given})" if given else ""
 
 
 def show(
@@ -279,16 +265,10 @@ def show(
     """
     fault.check_possible()
     ways = [
-        _Way("clean", "the repaired system", repaired=True),
-        _Way("plain", "the fault, and an ordinary loop"),
+        _Way("clean", "The repaired system.", repaired=True),
+        _Way("plain", "The fault in an ordinary loop."),
         *(_Way(remedy.name, remedy.story, remedy=remedy) for remedy in fault.remedies),
-        _Way(
-            "nantrap",
-            "the fault in its own loop, under `nantrap run`"
-            if fault.loop
-            else f"the fault, and every step an attempt of the guard; {policy_of(fault)}",
-            guarded=True,
-        ),
+        _Way("nantrap", _how_guarded(fault), guarded=True),
     ]
 
     def job(way: _Way) -> Job:
@@ -334,6 +314,15 @@ def show(
         say(guarded.name, guarded.story)
         last, incident, notes = here(guarded)
     return Showcase(system, fault, (*results, last), incident, notes, said)
+
+
+def _how_guarded(fault: Fault) -> str:
+    """What the guarded run is, for somebody who sees a demo for the first time."""
+    if fault.loop:
+        return "The fault in its own loop, under `nantrap run`."
+    policy = f" It has {policy_of(fault)}." if fault.policy else ""
+    alike = "Of incidents that look alike, only the first is diagnosed."
+    return f"The fault under the guard: `guard.attempt(loss, batch)` makes every step.{policy} {alike}"
 
 
 @dataclass(frozen=True, slots=True)

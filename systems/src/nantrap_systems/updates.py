@@ -26,8 +26,11 @@ def standard_update(run: Run) -> bool:
 
 
 def step_and_clear(run: Run) -> bool:
-    """The end of every update: step through the scaler if there is one, advance the schedule, clear gradients."""
-    applied = True
+    """The end of every update: step through the scaler if there is one, advance the schedule, clear gradients.
+
+    A loss of nothing leaves every gradient `None`, and then no optimizer moves anything: the step was left out.
+    """
+    applied = any(parameter.grad is not None for parameter in run.model.parameters())
     if run.scaler is None:
         run.optimizer.step()
     else:

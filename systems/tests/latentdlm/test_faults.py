@@ -129,10 +129,10 @@ def test_a_scale_that_never_fits_is_nan_or_a_dead_run() -> None:
 
 
 def test_one_weight_alone_has_a_gradient_of_inf() -> None:
-    run = SYSTEM.run(fault=SYSTEM.fault("isnan_only"), changes=SMALL)
+    run = SYSTEM.run(fault=SYSTEM.fault("isnan_only"), changes=SMALL, seed=ISNAN_SEED)
     for _ in train(run, steps=2):  # at the start the head of the latent is 0, and so is what it sends back
         pass
-    batch = next(b for step in range(100) for b in run.window(step) if (b.tokens.sum(-1) % 331 == 7).any())
+    batch = next(b for step in range(100) for b in run.window(step) if (b.tokens.sum(-1) % 151 == 7).any())
     loss = total(run.loss(batch))
     loss.backward()
     assert loss.isfinite()

@@ -180,7 +180,8 @@ def test_margins() -> None:
     ("target", "words"),
     [
         (lambda: 3, "gave an object of type int; a factory returns a dict with model, optimizer, batch, loss, or a"),
-        (lambda: 1 / 0, "raised ZeroDivisionError: division by zero; a factory takes no arguments"),
+        (lambda: 1 / 0, "raised ZeroDivisionError: division by zero$"),
+        (lambda config: config, "required positional argument: 'config'; a factory takes no arguments"),
         ({"model": 3}, "model is a int, not a torch module"),
         (nn.ReLU(), "the model has no parameter that can be trained"),
         (nn.LayerNorm(3), "no input can be guessed for this module; return a dict with model, batch and loss"),

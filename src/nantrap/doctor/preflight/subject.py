@@ -118,7 +118,8 @@ def make_subject(target: Any, given: Mapping[str, Any]) -> Subject:
         try:
             found = function()
         except (Exception, SystemExit) as error:
-            raise UsageError(f"{name} raised {described(error)}; a factory takes no arguments") from error
+            hint = "; a factory takes no arguments" if isinstance(error, TypeError) else ""
+            raise UsageError(f"{name} raised {described(error)}{hint}") from error
         return _subject(name, found, given, again=_maker(name, function, given))
     return _subject(name, found, given)
 

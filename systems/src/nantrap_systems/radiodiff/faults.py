@@ -523,7 +523,7 @@ FAULTS = (
             "10,001 steps."
         ),
         damage="Training is healthy, and every map that is sampled is NaN.",
-        answer="No incident: no training step is wrong, and what an evaluation computes is not checked.",
+        answer="No incident: no training step is wrong, and a sampler that calls a part of the model is not watched.",
         parts={"steps": time_steps_below_zero},
         settings={"model.eps": 0.05, "model.sampling_timesteps": 25, "model.evaluate_samples": True},
         remedies=(
