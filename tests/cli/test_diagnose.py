@@ -50,7 +50,8 @@ def test_a_healthy_project(project: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["diagnose", str(project)]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[-1] for line in out.splitlines()[-4:]] == ["risk", "ok", "ok", "checked"]
-    assert "no nantrap_preflight.py: `nantrap diagnose --init` writes one" in out
+    asked = shlex.join(["nantrap", "diagnose", str(project), "--init"])
+    assert f"no nantrap_preflight.py: `{asked}` writes one" in out, "into the folder that was checked"
     assert "last.pth" in out, "the whole report is on stdout"
     assert "embeddings: min -" in out
     assert err == ""

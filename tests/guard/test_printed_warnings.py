@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
+from torch import nn
+
+import nantrap
 
 PROGRAM = """
 import sys, warnings
@@ -53,3 +58,16 @@ def warnings_of(how: str, what: str) -> list[str]:
 @pytest.mark.parametrize("what", ["one value", "one value, side effect", "own", "late, samples"])
 def test_a_guard_prints_no_warning_of_its_replays(what: str) -> None:
     assert warnings_of("guarded", what) == warnings_of("plain", what)
+
+
+def test_a_scaler_that_searches_its_scale_in_the_first_step_brings_no_warning_about_the_schedule() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    guard = nantrap.Guard(model, optimizer, scheduler=schedule, scaler=scaler, quiet=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = [guard.attempt(lambda x: 1e3 * model(x).square().mean(), torch.ones(2, 4)) for _ in range(3)]
+    assert not any(outcome.applied or outcome.incident for outcome in done), "the scale is still too high"
+    assert schedule.last_epoch == 3
