@@ -98,7 +98,7 @@ def test_a_patch_keeps_comments_and_order(radiodiff: Path, capsys: pytest.Captur
         "-batch_size: 128 # fits",
         "+  lr: 1e-5   # peak",
         "+  grad_clip_norm: 0.5",
-        "+batch_size: 64 # fits",
+        "+batch_size: 32 # fits",
     ]
     assert (radiodiff / "radio.yaml").read_text() == text
 
@@ -139,6 +139,17 @@ def test_a_conservative_patch_gives_a_reason_for_every_change(
     reasons = [line for line in out.splitlines() if line.startswith("# ")]
     assert len(reasons) == 8
     assert all(": " in line for line in reasons), reasons
+    (tmp_path / "config.py").write_text(SEED + "USE_FP16 = True\n")
+    main(["doctor", "config.py", "--suggest", "very-conservative"])
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "BATCH_SIZE = 64",
+        "GRADIENT_ACCUMULATION_STEPS = 4",
+        "NUM_STREAMS = 2",
+        "BETA = 0.4",
+        "USE_FP16 = False",
+    ):
+        assert f"+{line}" in lines, "half of the conservative batch, and full precision"
 
 
 def test_a_batch_without_accumulation_gets_smaller_and_other_betas_stay(

@@ -24,7 +24,7 @@ from nantrap.record.durable import put_in_place, written_beside
 
 _RATE: Final = {"conservative": 0.5, "very-conservative": 0.1, "scale-up": 1.5}
 _CLIP: Final = {"conservative": 1.0, "very-conservative": 0.5}
-_BATCH: Final = {"conservative": 0.5, "very-conservative": 0.5, "scale-up": 1.5}
+_BATCH: Final = {"conservative": 0.5, "very-conservative": 0.25, "scale-up": 1.5}
 _WARMUP: Final = {"conservative": 2.0, "very-conservative": 4.0}
 _STREAMS: Final = {"very-conservative": 0.5, "scale-up": 2.0}
 _BETA: Final = {"conservative": 0.5, "very-conservative": 0.4}
@@ -88,6 +88,8 @@ def _step(source: SettingSource, setting: Setting, level: str) -> tuple[Any, str
         new = value * _WARMUP[level]
         if total is None or total < 1 or new <= 0.1 * total:
             return int(new), f"warm-up × {_WARMUP[level]:g}: Adam's averages hold more steps before the rate is high"
+    if setting.key == "fp16" and level == "very-conservative" and setting.value is True:
+        return False, "fp16 off: full precision shows whether half precision is the reason"
     if setting.key == "streams" and level in _STREAMS:
         streams = whole(setting.value)
         if streams is not None and streams >= 1:
@@ -111,7 +113,8 @@ def _batch(source: SettingSource, setting: Setting, level: str) -> tuple[Any, st
     if size is None or size < 1:
         return None
     if setting.key == "accumulation":
-        return (size * 2, "accumulation × 2: one update still sees as many samples") if kept else None
+        more = round(1 / factor)
+        return (size * more, f"accumulation × {more}: one update still sees as many samples") if kept else None
     if size == 1 or (kept and setting.key == "global_batch"):
         return None
     why = "a skipped step loses fewer samples" if factor < 1 else "the gradient is less noisy"
