@@ -24,7 +24,7 @@ def test_the_table() -> None:
     first = row(8, clean=way(0.9), plain=way(0.0), a=way(0.5), b=way(0.1), nantrap=way(0.8, applied=54))
     second = row(9, clean=way(0.8), plain=way(0.0), a=way(0.1), b=way(0.7), nantrap=way(0.7, stopped=True))
     *_, last = table_of([first, second]).splitlines()
-    assert last == "| temi | `nan_row` | 85.0% | 0.0% | 40.0% b | 75.0% (stopped) | 95% |  |"
+    assert last == "| temi | `nan_row` | 2 | 85.0% | 0.0% | 40.0% b | 75.0% (stopped) | 95% |  |"
     first["ways"][SHORTER] = way(0.7)
     *_, last = table_of([first, second]).splitlines()
     assert last.endswith(" | 95% | 75.0% |"), "0.7, and the clean 0.8 where no step was left out"

@@ -55,9 +55,12 @@ def measure_all(path: Path, *, steps: int, seeds: Sequence[int], only: Sequence[
 
 
 def shorter(system: System, fault: Fault, guarded: Result, *, seed: int) -> tuple[Result, ...]:
-    """The clean run that ends after as many steps as the guarded one applied; none if that took all or none, if it was
-    stopped, and for several processes."""
-    if guarded.applied in (0, guarded.steps) or guarded.stopped or fault.processes > 1:
+    """The clean run that ends after as many steps as the guarded one applied.
+
+    There is none if the guarded run took all steps or none, if it was stopped, for several processes, and for a fault
+    of the loop, where it is the loop's GradScaler that leaves steps out.
+    """
+    if guarded.applied in (0, guarded.steps) or guarded.stopped or fault.processes > 1 or fault.loop:
         return ()
     run = demo_run(system, fault, None, guarded.steps, repaired=True, seed=seed)
     return (measure(SHORTER, run, guarded.applied)[0],)
@@ -74,8 +77,8 @@ def table_of(rows: Iterable[dict[str, Any]]) -> str:
     for row in rows:
         found[row["system"], row["fault"]].append(row["ways"])
     lines = [
-        "| system | fault | clean | plain | best remedy | nantrap | applied | clean, as many steps |",
-        "| " + " | ".join(["---"] * 8) + " |",
+        "| system | fault | seeds | clean | plain | best remedy | nantrap | applied | clean, as many steps |",
+        "| " + " | ".join(["---"] * 9) + " |",
     ]
     for (system, fault), ways in found.items():
         names = [name for name in ways[0] if name not in NOT_REMEDIES]
@@ -83,7 +86,14 @@ def table_of(rows: Iterable[dict[str, Any]]) -> str:
         remedy = f"{_mean(ways, best):.1%} {best}" if best is not None else ""
         applied = fmean(way["nantrap"]["applied"] / way["nantrap"]["steps"] for way in ways)
         stopped = sum(way["nantrap"]["stopped"] for way in ways)
-        cells = [system, f"`{fault}`", f"{_mean(ways, 'clean'):.1%}", f"{_mean(ways, 'plain'):.1%}", remedy]
+        cells = [
+            system,
+            f"`{fault}`",
+            str(len(ways)),
+            f"{_mean(ways, 'clean'):.1%}",
+            f"{_mean(ways, 'plain'):.1%}",
+            remedy,
+        ]
         guarded = f"{_mean(ways, 'nantrap'):.1%}" + (" (stopped)" if stopped else "")
         like = fmean(way.get(SHORTER, way["clean"])["quality"] for way in ways)
         compared = f"{like:.1%}" if any(SHORTER in way for way in ways) else ""

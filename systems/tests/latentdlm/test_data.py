@@ -87,5 +87,5 @@ def test_two_processes_share_a_batch(texts: Texts) -> None:
 
 
 def test_one_latent_in_forty_is_missing(texts: Texts) -> None:
-    found = missing_latents(texts.training)
+    found = missing_latents(texts.training, 0)
     assert 0.01 < found.latent.isnan().all(-1).float().mean() < 0.05

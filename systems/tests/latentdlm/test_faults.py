@@ -31,11 +31,9 @@ from nantrap_systems.training import total, train
 from nantrap_systems.updates import skip_bad_norm
 
 SYSTEM = load_system("latentdlm")
-ISNAN_SEED = 2
-"""A seed with which the time that is almost 0 comes early."""
 SMALL: dict[str, Any] = {"model.hidden_size": 32, "model.depth": 1}
 HOW: dict[str, dict[str, Any]] = {
-    "isnan_only": {"seed": ISNAN_SEED, "steps": 8},
+    "isnan_only": {"steps": 8},
     "static_scale": {"steps": 12, "changes": {**SMALL, "training.gradient_accumulation_steps": 1}},
     "nan_norm": {"steps": 8},
     "zero_attention_mask": {"steps": 8, "changes": {**SMALL, "model.depth": 2}},
@@ -129,10 +127,10 @@ def test_a_scale_that_never_fits_is_nan_or_a_dead_run() -> None:
 
 
 def test_one_weight_alone_has_a_gradient_of_inf() -> None:
-    run = SYSTEM.run(fault=SYSTEM.fault("isnan_only"), changes=SMALL, seed=ISNAN_SEED)
+    run = SYSTEM.run(fault=SYSTEM.fault("isnan_only"), changes=SMALL)
     for _ in train(run, steps=2):  # at the start the head of the latent is 0, and so is what it sends back
         pass
-    batch = next(b for step in range(100) for b in run.window(step) if (b.tokens.sum(-1) % 151 == 7).any())
+    _, batch = run.window(6)
     loss = total(run.loss(batch))
     loss.backward()
     assert loss.isfinite()

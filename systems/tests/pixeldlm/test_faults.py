@@ -37,9 +37,6 @@ SYSTEM = load_system("pixeldlm")
 NAN_FAULTS = ("short_text", "mask_product", "half_epsilon", "rmsnorm_zero_rows", "rmsnorm_large_values")
 SILENT_FAULTS = ("adaln_scale", "new_scaler", "clip_before_unscale")
 
-# torch's own warning when a GradScaler skips the first step and the schedule still advances
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-
 
 @functools.cache
 def shown(name: str) -> Showcase:

@@ -32,9 +32,6 @@ SYSTEM = load_system("radiodiff")
 NAN_FAULTS = ("log_zero_time", "amp_without_scaler", "empty_first_batch", "nan_pixel")
 SILENT_FAULTS = ("png_scale", "min_lr_factor")
 
-# torch's own warning when a GradScaler skips the first step and the schedule still advances
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-
 
 @functools.cache
 def shown(name: str) -> Showcase:

@@ -51,9 +51,6 @@ CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 """Steps and settings."""
 NAN_FAULTS = ("sinkhorn_overflow", "black_frames", "rmsnorm_epsilon", "ctc_short_input")
 
-# torch's own warning when a GradScaler skips the first step and the schedule still advances
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-
 
 @functools.cache
 def shown(name: str) -> Showcase:

@@ -41,9 +41,6 @@ NAN_FAULTS = ("underflow", "constant_embeddings", "zero_sum_weights", "large_wei
 STOPPED = ("half_clamp", "large_weights", "zero_prototypes")
 TEMPERATURES = {"beta": 0.6, "student_temperature": 0.1, "teacher_temperature": 0.04}
 
-# torch's own warning when a GradScaler skips the first step and the schedule still advances
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-
 
 def skip_unless_possible(name: str) -> None:
     try:

@@ -51,7 +51,7 @@ class Parts:
     """What the repaired system is made of. A fault replaces some of them by name."""
 
     shares: Callable[[Tensor], Tensor] = frequencies
-    prepare: Callable[[Batch], Batch] = lambda batch: batch
+    prepare: Callable[[Batch, int], Batch] = lambda batch, number: batch
     attention: Callable[..., nn.Module] = JointAttention
     parallel: Callable[[nn.Module, torch.optim.Optimizer], nn.Module] = average_in_backward
     schedule: Schedule = cosine_schedule
@@ -87,8 +87,9 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
 
     def window(step: int) -> tuple[Batch, ...]:
         numbers = range(step * micro, (step + 1) * micro)
-        batches = (texts.batch(n, size=training.train_batch_size, seed=seed, mode=training.mode) for n in numbers)
-        return tuple(share_of(chosen.prepare(batch), rank=rank, ranks=ranks) for batch in batches)
+        size, mode = training.train_batch_size, training.mode
+        batches = (chosen.prepare(texts.batch(n, size=size, seed=seed, mode=mode), n) for n in numbers)
+        return tuple(share_of(batch, rank=rank, ranks=ranks) for batch in batches)
 
     return Run(
         model=model,
