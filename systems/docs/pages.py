@@ -64,6 +64,8 @@ CONSOLE = {
     "pixeldlm": ("train --steps 50 --run-dir runs/a",),
 }
 """What is typed: `train` is a module of the system; its `stages.yaml`, if it has one, is in the folder."""
+_PROGRESS = r"^Ep .* step (\d+)/(?!\1,)\d+,.*\n"
+"""A line of progress before the last step: a slow machine prints more of them."""
 
 
 def faults_of(system: System) -> str:
@@ -128,7 +130,8 @@ def console_of(name: str) -> str:
                     else:
                         done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
                         said.write(done.stdout + done.stderr)
-                lines += re.sub(r", [\d.]+ it/s", "", said.getvalue()).splitlines()
+                in_time = re.sub(_PROGRESS, "", said.getvalue(), flags=re.M)
+                lines += re.sub(r", [\d.]+ it/s", "", in_time).splitlines()
         finally:
             os.chdir(here)
     return "\n".join([*lines, "```"])
