@@ -29,7 +29,7 @@ TIMEOUT = 240
 ELSEWHERE = (
     "torchrun ",  # test_served_and_ranked.py: on two ranks
     "nantrap serve ",  # test_served_and_ranked.py: asked and stopped
-    "nantrap demo pixeldlm",  # test_served_and_ranked.py
+    "nantrap demo radiodiff",  # test_served_and_ranked.py
     "python examples/schedulers/",  # tests/examples, with Ray
     "nantrap preflight ",  # test_command_outputs.py compares the output, as for the next three
     "nantrap data ",
