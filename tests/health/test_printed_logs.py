@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from health.printed_logs import DOUBTFUL, HEALTHY, SICK
+from health.more_printed_logs import MORE_HEALTHY, MORE_SICK
+from health.printed_logs import DOUBTFUL, HEALTHY, PLAIN, SICK, TRACEBACK, nanogpt
 from nantrap import health, record
 from nantrap.report.live import view_of
 from nantrap.report.serving.foreign import ForeignLog
@@ -42,6 +44,55 @@ def test_sick(tmp_path: Path, name: str) -> None:
     verdict = judged(tmp_path, file, text)
     assert verdict.word == "sick", said(verdict)
     assert check in [found.check for found in verdict.findings if found.outcome == "fail"], said(verdict)
+
+
+WITHOUT_A_NAME = ("vits", "build_nanogpt", "pix2pix", "tensor_print", "bare_numbers")
+"""Logs whose losses have no name: nothing says that they are losses."""
+
+
+@pytest.mark.parametrize("name", MORE_HEALTHY)
+def test_healthy_in_further_styles(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *MORE_HEALTHY[name])
+    known = {"nnunet": "doubtful"} | dict.fromkeys(WITHOUT_A_NAME, "unknown")
+    assert verdict.word == known.get(name, "healthy"), said(verdict)
+
+
+@pytest.mark.parametrize("name", MORE_SICK)
+def test_sick_in_further_styles(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *MORE_SICK[name])
+    assert verdict.word == "sick", said(verdict)
+
+
+def test_the_end_of_a_log_with_very_many_notes_is_read(tmp_path: Path) -> None:
+    """1,500 lines about NaN before it do not hide the error at the end."""
+    noisy = "".join(
+        f"{line}\n2025-01-01 dice per class: nan in an empty class\n" for line in nanogpt(PLAIN * 13).splitlines()
+    )
+    assert "ended" in [f.check for f in judged(tmp_path, "out.log", noisy + TRACEBACK).findings if f.outcome == "fail"]
+
+
+def test_values_without_a_check_of_their_own(tmp_path: Path) -> None:
+    """A divergence that stays NaN beside a finite loss is worth a look; one that was NaN for a moment is not."""
+    rows = [f"step {i} | loss {2 - i / 100:.3f} | kl {{}}\n" for i in range(100)]
+    gone = "".join(row.format("nan" if i >= 60 else 0.1) for i, row in enumerate(rows))
+    back = "".join(row.format("nan" if 60 <= i < 70 else 0.1) for i, row in enumerate(rows))
+    verdict = judged(tmp_path, "gone.log", gone)
+    assert verdict.word == "doubtful"
+    assert "kl is not finite since step 60 (40 values)" in said(verdict)
+    assert judged(tmp_path, "back.log", back).word == "healthy"
+
+
+def test_steps_that_each_epoch_counts_anew(tmp_path: Path) -> None:
+    """In JSON lines too; a start from an earlier epoch is still a second pass over its steps."""
+    first = [{"epoch": e, "iter": i, "loss": 9.0 - e - i / 400} for e in (1, 2, 3) for i in range(50, 400, 50)]
+    again = [{"epoch": e, "iter": i, "loss": 5.0 - e} for e in (3, 4) for i in range(50, 400, 50)]
+    text = "".join(json.dumps(line) + "\n" for line in [*first, *again])
+    (tmp_path / "log.json").write_text(text)
+    run = record.open_run(tmp_path / "log.json")
+    assert run.main.step.tolist() == [
+        350 * (line["epoch"] - 1) + line["iter"] for line in [*first, *again]
+    ]  # fmt: skip
+    assert len(run.main.segments) == 2
 
 
 @pytest.mark.parametrize(
@@ -89,12 +140,13 @@ def test_a_preference_loss_is_judged(tmp_path: Path) -> None:
     assert found.summary.startswith("the loss falls from 0.7")
 
 
-@pytest.mark.parametrize("name", [*HEALTHY, *DOUBTFUL, *SICK])
+@pytest.mark.parametrize("name", [*HEALTHY, *DOUBTFUL, *SICK, *MORE_HEALTHY, *MORE_SICK])
 def test_every_reader_gives_the_same_verdict(tmp_path: Path, name: str) -> None:
     """`check`, the report, the served page and `watch` say the same word of one log."""
-    file, text, *_ = {**HEALTHY, **DOUBTFUL, **SICK}[name]
+    file, text, *_ = {**HEALTHY, **DOUBTFUL, **SICK, **MORE_HEALTHY, **MORE_SICK}[name]
     word = judged(tmp_path, file, text).word
     run = record.open_run(tmp_path / file)
     assert view_run(run).verdict.word == word
     assert ForeignLog(tmp_path / file).verdict()[0] == word
-    assert f"check: {word}" in view_of(run, now=run.modified, verdict=health.judge(run)).facts
+    facts = view_of(run, now=run.modified, verdict=health.judge(run)).facts
+    assert f"check: {word}" in facts or (word == "unknown" and "no step yet" in facts)

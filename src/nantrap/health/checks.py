@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from nantrap.health.findings import HealthFinding
-from nantrap.health.other_logs import end_of_run, left_out_steps
+from nantrap.health.other_logs import end_of_run, left_out_steps, lost_values
 from nantrap.health.trend import LEAST, spikes, trend
 from nantrap.health.window import Bools, LogWindow
 from nantrap.health.words import number, share
@@ -32,9 +32,13 @@ dead."""
 _FROZEN = 50
 _OF_POLICY = re.compile(
     r"(?:^|_)(?:advantages?|clip_?frac(?:tion)?|pg_clipfrac|clip_ratio|approx_kl|pg_loss|policy(?:_gradient)?_loss|"
-    r"ep_rew_mean|episodic_return|reward_std|rewards?_mean)(?:_|$)"
+    r"ep_rew_mean|episodic_return|reward_std|rewards?_mean|surrogate(?:_loss)?|(?:mean|average|avg)_(?:\w+_)?reward)(?:_|$)"
 )
-_LOWER_IS_BETTER = re.compile(r"loss|err|ppl|perplex|wer|cer|fid|mse|mae|rmse|nll|bpb|bpd|kl|distance", re.I)
+_OF_ADVERSARY = re.compile(r"(?:^|_)(?:loss_d|d_loss|loss_disc\w*|disc\w*_loss|l_d_real)(?:_|$)")
+_LOWER_IS_BETTER = re.compile(
+    r"loss|err|ppl|perplex|wer|cer|fid|mse|mae|rmse|nll|bpb|bpd|kl|distance|(?:^|[^a-z])(?:per|der|eer|lpips|epe|ade|fde|l1|l2)(?![a-z])",
+    re.I,
+)
 
 
 def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
@@ -120,6 +124,9 @@ def surrogate(window: LogWindow, values: Floats) -> str:
     sign = next((name for name in window.series.names if _OF_POLICY.search(normal_form(name))), "")
     if sign:
         return f"the loss is that of a policy ({sign}), made anew for each rollout"
+    opponent = next((name for name in window.series.names if _OF_ADVERSARY.search(normal_form(name))), "")
+    if opponent:
+        return f"the loss is that of networks that play against each other ({opponent})"
     signs = np.sign(values[values != 0])
     if len(signs) >= LEAST and (signs[1:] != signs[:-1]).mean() > 0.1:
         return "the loss changes its sign again and again, as that of a policy does"
@@ -500,7 +507,8 @@ def ranks(window: LogWindow) -> Iterator[HealthFinding]:
 
 
 CHECKS: Final[tuple[Callable[[LogWindow], Iterator[HealthFinding]], ...]] = (
-    finite_loss, falling_loss, loss_spikes, applied_steps, incidents, left_out_steps, end_of_run, gradient_norm,
+    finite_loss, falling_loss, loss_spikes, applied_steps, incidents, left_out_steps, lost_values, end_of_run,
+    gradient_norm,
     learning_rate, loss_scale, watched_values, evaluation, ranks,
 )  # fmt: skip
 """In the order in which they are shown."""

@@ -11,17 +11,27 @@ from nantrap.health.findings import HealthFinding
 from nantrap.health.window import LogWindow
 from nantrap.health.words import share
 from nantrap.incident.wording import counted
+from nantrap.problems import Severity
 from nantrap.record import Column, LogNote
 from nantrap.record.columns import Floats
-from nantrap.record.series import normal_form
+from nantrap.record.series import is_evaluation, losses_of, normal_form
 
 _TRACEBACK = re.compile(r"(?:^|[\]:|] ?)Traceback \(most recent call last\)")
 _IGNORED = re.compile(r"Exception ignored (?:in|on)\b")
 _KILLED = re.compile(
     r"^(?:Killed|Aborted|Segmentation fault|Terminated)\b|oom[-_ ]?kill|out of memory: kill|CANCELLED|\bdied with\b|"
-    r"exited with exit code [1-9-]"
+    r"exited with exit code [1-9-]|^Fatal Python error|core dumped"
 )
+_GAVE_UP = re.compile(
+    r"(?=.*\b(?:nan|inf(?:inite|inity)?|non-?finite|not finite)\b)"
+    r".*\b(?:stop|terminat|abort|exit|quit|giv)(?:p?ing|e|ed)?\b",
+    re.I,
+)
+_NOT_FINITE = re.compile(r"(?<![\w/])(?:nan|inf)(?:\.0)?(?![\w/])", re.I)
+_SETTING = re.compile(r"[\w\]'\"]\s*[=:]\s*['\"]?[-+]?(?:inf|nan)\b|nan['\"]", re.I)
+_LAST_LINES = 20
 _ERROR = re.compile(r"(?:^|[\]:|] ?)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning)(?::.*)?)$")
+_JUDGED = ("loss", "grad_norm", "lr", "scale", "epoch", "skipped", "nan_steps")
 _SEARCH = 25
 """A GradScaler that begins too high leaves out about this many steps until it has found its scale."""
 
@@ -57,6 +67,33 @@ def _per_row(column: Column) -> Floats:
     return values if since_last_line else np.diff(values, prepend=0.0)
 
 
+def lost_values(window: LogWindow) -> Iterator[HealthFinding]:
+    """Are values that have no check of their own not finite from some step to the end?
+
+    In a log without a loss they are all there is to judge, so there it is an error.
+    """
+    if window.run.kind == "nantrap":
+        return
+    named = {column.name for name in _JUDGED if (column := window.column(name)) is not None}
+    without_loss = window.column("loss") is None
+    severity: Severity = "error" if without_loss else "warning"
+    for name in window.series.names:
+        column = window.column(name)
+        if name in named or column is None or is_evaluation(name) or losses_of([name]):
+            continue
+        finite = np.flatnonzero(np.isfinite(column.value))
+        tail = len(column) - (int(finite[-1]) + 1 if len(finite) else len(column))
+        if tail >= 3:
+            words = f"{name} is not finite since step {column.step[-tail]:,} ({counted(tail, 'value')})"
+            yield HealthFinding("lost_values", severity, words, data={"column": name, "nonfinite": tail})
+    if without_loss:
+        last = [n for n in window.run.notes if n.line > window.run.lines - _LAST_LINES and _NOT_FINITE.search(n.text)]
+        lines = min(_LAST_LINES, window.run.lines)
+        if len(last) >= min(5, lines) > 0:
+            words = f"{len(last)} of the last {counted(lines, 'line')} hold NaN or Inf: {last[-1].text[:120]}"
+            yield HealthFinding("lost_values", "error", words, data={"lines": len(last)})
+
+
 def end_of_run(window: LogWindow) -> Iterator[HealthFinding]:
     """Do the last lines of a text log say that an error ended the run?"""
     notes, rows = window.run.notes, len(window.series)
@@ -69,6 +106,7 @@ def end_of_run(window: LogWindow) -> Iterator[HealthFinding]:
     told = {note.line for note in last} if said else set()
     within = np.flatnonzero(window.rows)
     others = [n for n in notes if len(within) and within[0] <= n.row <= within[-1] + 1 and n.line not in told]
+    others = [n for n in others if n.row or not _SETTING.search(n.text)]  # before the first step: a setting
     if others:
         words = f"{counted(len(others), 'line')} about NaN or an error; line {others[0].line:,}: {others[0].text[:120]}"
         yield HealthFinding("log_lines", "warning", words, data={"lines": len(others), "first": others[0].line})
@@ -85,6 +123,6 @@ def _fatal(notes: list[LogNote]) -> str:
             found = "a traceback" if begun else found
         elif begun and (error := _ERROR.search(note.text)):
             found, begun = error[1], False
-        elif _KILLED.search(note.text):
+        elif _KILLED.search(note.text) or _GAVE_UP.search(note.text):
             found = note.text
     return found

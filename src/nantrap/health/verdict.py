@@ -11,6 +11,7 @@ import numpy as np
 from nantrap.health.checks import CHECKS, incidents_apart
 from nantrap.health.expectations import Expectations
 from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
+from nantrap.health.other_logs import end_of_run, lost_values
 from nantrap.health.planned import StageVerdict, compare, judge_stage
 from nantrap.health.window import whole
 from nantrap.incident.wording import counted, duration
@@ -101,7 +102,8 @@ def judge(
     state = f"ended by {error}" if error else "finished" if finished else f"last written {duration(age)} ago"
     if not steps:
         none = HealthFinding("steps", "unjudged", "no step in the log yet")
-        return HealthVerdict(str(run.path), run.kind, 0, -1, "no steps", (none, *incidents_apart(run.tally())))
+        said = (*incidents_apart(run.tally()), *lost_values(window), *end_of_run(window))
+        return HealthVerdict(str(run.path), run.kind, 0, -1, "no steps", (none, *said))
     with np.errstate(all="ignore"):  # huge values overflow in sums and differences; the checks treat what comes out
         findings = [finding for check in CHECKS for finding in check(window)]
     findings += [_of_optimizer(other) for other in run.others]

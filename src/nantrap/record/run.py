@@ -237,6 +237,11 @@ class Run:
         )
 
     @property
+    def lines(self) -> int:
+        """How many lines of text logs were read."""
+        return sum(stream.source.lines for stream in self._streams.values() if isinstance(stream.source, TextLines))
+
+    @property
     def modified(self) -> float:
         """When a file of the run was last written, in seconds since the epoch."""
         own = [stream.source.modified for stream in self._streams.values()]

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nantrap.record.columns import Column, Ints, Labels, Table
+from nantrap.record.columns import Column, Floats, Ints, Labels, Table
 
 Bools = NDArray[np.bool_]
 
@@ -20,15 +20,16 @@ ACTIONS: Final = ("apply", "skip", "rollback", "stop", "other")
 
 NAMES: Final = {
     "loss": "loss train_loss training_loss total_loss loss_total train_total_loss train_loss_step loss_step loss_train "
-    "lm_loss train_loss_epoch loss_epoch loss_avg avg_loss mean_loss batch_loss running_loss reduced_train_loss",
+    "lm_loss train_loss_epoch loss_epoch loss_avg avg_loss mean_loss batch_loss running_loss reduced_train_loss xent",
     "lr": "lr learning_rate train_lr train_learning_rate lr_0 lr_group_0 group_0_lr lr_pg0 lr_adamw lr_adam lr_sgd",
     "grad_norm": "grad_norm gradient_norm gradnorm gnorm norm total_norm train_grad_norm global_grad_norm "
-    "grad_norm_total total_grad_norm grad_2_0_norm_total",
+    "grad_norm_total total_grad_norm grad_2_0_norm_total grad",
     "scale": "scale loss_scale grad_scale amp_scale scaler_scale scaler",
     "epoch": "epoch ep epochs train_epoch current_epoch epoch_num",
     "step": "step global_step trainer_global_step iteration iter train_step train_global_step num_updates _step "
     "steps iters it",
-    "skipped": "skipped skipped_steps skipped_iterations number_of_skipped_iterations num_skipped skipped_updates",
+    "skipped": "skipped skipped_steps skipped_iterations number_of_skipped_iterations num_skipped skipped_updates "
+    "inf_nan_skip_batches",
     "nan_steps": "number_of_nan_iterations nan_iterations nan_steps",
     "ms": "ms step_ms dt_ms time_ms elapsed_time_per_iteration_ms elapsed_time_per_iteration",
 }
@@ -38,7 +39,7 @@ _EVALUATION = re.compile(
     r"(?=.*(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$))"
     r"(?!.*(?:runtime|per_second|(?:^|_)(?:time|steps?|samples|epoch|batch_size|jit_compilation_time)$))"
 )
-_LOSS = re.compile(r"loss(?:_|es|$)(?!.*scale)|^loss(?!.*scale)")
+_LOSS = re.compile(r"loss(?:_|es|$)(?!.*scale)|^loss(?!.*scale)|^l_(?:[dg]_)?(?:total|pix|percep|style|gan)(?:_|$)")
 _SIDE_TERM = re.compile(r"(?:^|_)(?:kl|entropy|ent|aux|reg|l2|z|balance|commit(?:ment)?)(?:_|$)")
 _LARGEST = 2.0**53  # the last whole number that a float64 distinguishes from the next
 _APART = re.compile(r"[^a-z0-9]+")
@@ -87,6 +88,17 @@ def not_repeated(step: Ints) -> Bools:
     later = np.append(np.minimum.accumulate(step[begin][::-1])[::-1][1:], np.iinfo(np.int64).max)
     again: Bools = step < np.repeat(later, np.diff(np.append(begin, len(step))))
     return again
+
+
+def _over_epochs(step: Ints, epoch: Floats) -> Ints:
+    """Steps that are counted anew in each epoch, as one count; others as they are."""
+    ends = np.flatnonzero((np.diff(step) < 0) & (np.diff(epoch) == 1))
+    turns = np.flatnonzero(np.diff(epoch) == 1)
+    if not len(ends) or len(ends) != len(turns) or not np.isfinite(epoch).all():
+        return step
+    length = int(step[ends].max()) + (int(step.min()) == 0)
+    whole: Ints = step + ((epoch - epoch.min()).astype(np.int64) * length)
+    return whole
 
 
 def passes(step: Ints) -> Ints:
@@ -147,6 +159,10 @@ class Series:
             else:
                 known = np.searchsorted(where, np.arange(rows), side="right") - 1
                 step = np.where(known >= 0, whole[np.maximum(known, 0)], 0)
+        epoch = self._name_of("epoch")
+        if name is not None and epoch is not None and (np.diff(step) < 0).any():
+            where, values = self._table.numbers(epoch)
+            step[where] = _over_epochs(step[where], values)
         step.flags.writeable = False
         self._steps = (rows, step)
         return step

@@ -257,6 +257,11 @@ class TextLines(LogSource):
         """Lines that report a problem."""
         return self._log.notes
 
+    @property
+    def lines(self) -> int:
+        """How many lines were read."""
+        return self._log.lines
+
     def begin_again(self) -> bool:
         again = super().begin_again()
         if again:

@@ -26,8 +26,10 @@ _NUMBER = (
 _AFTER = r"(?![\w.]*[:/]\d|\.\d|-\d)"
 """What follows a value is no second part of a time, a fraction, a version or a date."""
 _WORD = r"[A-Za-z_][\w./@-]*(?![\w./@-])"
+_WRAP = r"(?:(?:(?:np|numpy|torch)\.)?(?:tensor|float\d+|array)\(|\{\s*['\"]?\d\w*['\"]?\s*:\s*)?"
+"""What may stand before a printed value: `tensor(`, `np.float64(`, or the first entry of a dictionary of groups."""
 _PAIR = re.compile(
-    rf"""(?<![\w./@-])(?P<key>{_WORD}(?:\ {_WORD}){{0,3}})(?:\ ?\([A-Za-z/]+\))?['"]?\s*[=:]\s*[\[('"]*"""
+    rf"""(?<![\w./@-])(?P<key>{_WORD}(?:\ {_WORD}){{0,3}})(?:\ ?\([A-Za-z/]+\))?['"]?\s*[=:]\s*{_WRAP}[\[('"]*"""
     rf"(?P<value>{_NUMBER}){_AFTER}",
 )
 _METRIC = (
@@ -37,7 +39,7 @@ _METRIC = (
 )
 _SPACED = re.compile(
     rf"(?<![\w/])(?P<key>(?:(?:train(?:ing)?|val(?:id(?:ation)?)?|eval|test|dev|total|avg|mean|lm|[dg])[ _/-])?"
-    rf"(?:\w*_)?{_METRIC}(?:_\w+)?)\s+(?P<value>{_NUMBER}){_AFTER}",
+    rf"(?:\w*_)?{_METRIC}(?:_\w+)?)\]?\s+(?P<value>{_NUMBER}){_AFTER}",
     re.I,
 )
 _AT = re.compile(
@@ -193,13 +195,16 @@ class TableLines:
         """The line, with a name before each number if it is a row of a table."""
         if box := _BOX.fullmatch(line):
             return f"    {box['key']}: {box['value']}"
-        words = line.split(maxsplit=_MOST_COLUMNS)
+        tabs = "\t" in line
+        words = line.strip().split("\t" if tabs else None, maxsplit=_MOST_COLUMNS)
+        if tabs:
+            words = [word.strip().replace(" ", "_") for word in words]
         if len(words) >= 3 and all(map(_COLUMN.fullmatch, words)):
             counted = any(_COUNTER.fullmatch(word) for word in words)
             self._columns = words if counted and any(map(_IS_METRIC.search, words)) else []
         elif self._columns and len(words) >= len(self._columns):
             cells = [word.rstrip(":") for word in words[: len(self._columns)]]
-            if all(map(_CELL.fullmatch, cells)):
+            if all(_CELL.fullmatch(cell) or cell == "No_Log" for cell in cells):
                 named = ", ".join(f"{name}: {cell}" for name, cell in zip(self._columns, cells, strict=True))
                 return f"{named} {' '.join(words[len(cells) :])}"
         return line
@@ -209,7 +214,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b
 _TROUBLE = re.compile(
     r"\b(?:nan|infs?|non-?finite|overflow(?:ed)?|diverged|error|traceback|exception|out of memory|killed|aborted|"
     r"KeyboardInterrupt)\b"
-    r"|Error\b",
+    r"|Error\b|^(?:Terminated|Segmentation fault)\b|core dumped|\bCANCELLED\b|\bdied with\b"
+    r"|exited with exit code [1-9-]",
     re.I,
 )
 
@@ -232,7 +238,7 @@ class TextLog:
         self.total_steps: int | None = None
         self.total_epochs: int | None = None
         self._most_notes = most_notes
-        self._line = 0
+        self.lines = 0
         self._rows = 0
         self._epoch: float | None = None
         self._first_epoch: float | None = None
@@ -249,7 +255,7 @@ class TextLog:
         """The records among these lines, in order."""
         found = []
         for raw in lines:
-            self._line += 1
+            self.lines += 1
             line = _ESCAPES.sub("", raw) if "\x1b" in raw or not raw.isprintable() else raw
             record = self._record(self._tables.spelt(line))
             if record is not None:
@@ -269,8 +275,10 @@ class TextLog:
         if not shape.values or not (shape.is_record or (below and self._step is not None)):
             if placed or (above is not None and (line[:1].isspace() or not line)):
                 self._block = {} if placed else above
-            if len(self.notes) < self._most_notes and _TROUBLE.search(line):
-                self.notes.append(LogNote(self._step or 0, self._rows, self._line, line.strip()[:500]))
+            if _TROUBLE.search(line):
+                self.notes.append(LogNote(self._step or 0, self._rows, self.lines, line.strip()[:500]))
+                if len(self.notes) > self._most_notes:
+                    del self.notes[self._most_notes // 2]  # the last lines say how the run ended
             return None
         record: dict[str, object] = {name: as_number(numbers[place]) for name, place in shape.values}
         if above and below and not above.keys() & record.keys():

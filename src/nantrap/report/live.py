@@ -150,7 +150,7 @@ def view_of(
             for found in (verdict.findings if verdict else ())
             if found.outcome == "fail" or found.check == "log_lines"
         ),
-        verdict=verdict.word if verdict and len(series) else "",
+        verdict=verdict.word if verdict and (len(series) or verdict.word != "unknown") else "",
     )
 
 
