@@ -78,6 +78,28 @@ print(ids.tolist(), best.item(), torch.rand(1).item())
 """
 
 
+SCRIPTED = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.sqrt(self.linear(x) + 3.0)
+
+model = torch.jit.trace(Net().eval(), torch.rand(2, 4))
+x = torch.rand(8, 4)
+if "bad" in sys.argv:
+    x[5] = -100.0
+with torch.no_grad():
+    for rows in x.split(4):
+        print(model(rows).sum().item())
+"""
+
+
 class Done(NamedTuple):
     """How a script ended: its exit code, and what it and nantrap printed."""
 
@@ -95,7 +117,7 @@ def run(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (),
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("text", [VALIDATION, GENERATION], ids=["validation", "generation"])
+@pytest.mark.parametrize("text", [VALIDATION, GENERATION, SCRIPTED], ids=["validation", "generation", "scripted"])
 def test_healthy(tmp_path: Path, text: str) -> None:
     done = run(tmp_path, text)
     assert done.code == 0
@@ -141,6 +163,14 @@ def test_a_generation_that_torch_multinomial_ends(tmp_path: Path) -> None:
 )
 def test_the_exit_code(tmp_path: Path, arguments: list[str], fail_on: str, code: int) -> None:
     assert run(tmp_path, VALIDATION, *arguments, options=("--fail-on", fail_on, "--json")).code == code
+
+
+def test_a_scripted_model(tmp_path: Path) -> None:
+    """Its parts are no Python modules: it is not watched, and runs as it would."""
+    done = run(tmp_path, SCRIPTED, "bad")
+    assert done.code == 0
+    assert done.out == run(tmp_path, SCRIPTED, "bad", plain=True).out
+    assert "Traceback" not in done.said
 
 
 def test_the_summary_for_programs(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def is_compiled(model: nn.Module) -> bool:
 
 def is_entry(module: nn.Module) -> bool:
     """Whether calling this module enters compiled code: `torch.compile(module)` or `module.compile()`."""
-    return "_orig_mod" in module.__dict__["_modules"] or getattr(module, "_compiled_call_impl", None) is not None
+    own = module.__dict__.get("_modules", ())  # a scripted module keeps its parts elsewhere
+    return "_orig_mod" in own or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def callable_parts(root: nn.Module) -> Iterator[nn.Module]:
