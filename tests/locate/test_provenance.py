@@ -7,7 +7,7 @@ import math
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -187,3 +187,188 @@ def test_a_bad_reward_is_named(tmp_path: Path) -> None:
     rewards[6] = math.nan
     incident = incident_of(tmp_path, 4, rewards)
     assert incident.provenance[0].startswith("rewards[6] (1 of 8 values is NaN)")
+    assert incident.causes[0].summary.endswith("is non-finite: advantages")  # no function gave it
+    assert incident.causes[0].fix is not None
+    assert "where it is assigned" not in incident.causes[0].fix.text
+
+
+def scored(texts: list[str]) -> list[float]:
+    return [len(text) / 4 if text else math.nan for text in texts]
+
+
+def test_the_function_that_gave_a_reward(tmp_path: Path) -> None:
+    rewards = scored(["good", "fine", "", "well", "four", "more", "this", "that"])
+    given = torch.tensor(rewards)
+    incident = incident_of(tmp_path, 4, given)
+    assert incident.causes[0].summary.endswith(": advantages, first in rewards[2]")
+    assert incident.causes[0].fix is not None
+    assert incident.causes[0].fix.text.startswith("fix rewards where it is assigned: test_provenance.py:")
+    assert incident.causes[0].fix.text.endswith(", from scored")
+
+
+class Rollouts:
+    """A buffer of lists that no rule knows."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, list[Tensor]] = {}
+
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.lists.setdefault(name, []).append(value)
+
+    def batch(self) -> list[Tensor]:
+        return [torch.stack(values) for values in self.lists.values()]
+
+
+def incident_of_rollout(folder: Path, *, masked_action_at: int | None, old_at: int | None = None) -> Incident | None:
+    """A policy whose forbidden actions have a log-probability of -Inf, and one step of it on a rollout of 16."""
+    torch.manual_seed(0)
+    policy = nn.Linear(6, 4)
+    guard = nantrap.Guard(policy, torch.optim.SGD(policy.parameters(), 0.1), run_dir=folder, quiet=True)
+
+    def logprobs(state: Tensor, allowed: Tensor) -> Tensor:
+        scores: Tensor = policy(state).masked_fill(~allowed, -math.inf)
+        return scores.log_softmax(-1)
+
+    for _ in range(1):
+        buffer = Rollouts()
+        for t in range(16):
+            state, allowed = torch.randn(6), torch.arange(4) != t % 4
+            with torch.no_grad():
+                all_of_them = logprobs(state, allowed)
+                action = torch.tensor(t % 4) if t == masked_action_at else all_of_them.exp().multinomial(1)[0]
+            old = all_of_them[action] * (math.nan if t == old_at else 1.0)
+            buffer.add(state=state, action=action, allowed=allowed, old=old, advantage=torch.randn(()))
+        states, actions, may, before, advantages = buffer.batch()
+        ratio = (logprobs(states, may).gather(1, actions[:, None])[:, 0] - before).exp()
+        loss = -(ratio * advantages).mean()
+        guard.backward(loss)
+        guard.step()
+    guard.close()
+    found = list(folder.glob("incidents/*/incident.json"))
+    return Incident.from_dict(json.loads(found[0].read_text())) if found else None
+
+
+def test_a_masked_action_in_a_buffer(tmp_path: Path) -> None:
+    """What the loop variables hold now is that of the last round, and no part of the way."""
+    incident = incident_of_rollout(tmp_path, masked_action_at=11)
+    assert incident is not None
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("bad_input_data", True)
+    assert incident.op == "aten.sub"
+    assert incident.samples == (11,)
+    assert [each.partition(" (")[0] for each in incident.provenance] == ["buffer.lists['old'][11]", "before[11]"]
+    assert "is taken from buffer.batch" not in " ".join(incident.provenance)
+
+
+def test_a_value_of_a_buffer_that_is_nan(tmp_path: Path) -> None:
+    incident = incident_of_rollout(tmp_path, masked_action_at=None, old_at=3)
+    assert incident is not None
+    assert [each.partition(" (")[0] for each in incident.provenance] == ["buffer.lists['old'][3]", "before[3]"]
+
+
+def test_allowed_actions_only(tmp_path: Path) -> None:
+    """-Inf that no action has is a mask."""
+    assert incident_of_rollout(tmp_path, masked_action_at=None) is None
+
+
+def evaluated(folder: Path, *, bad_at: int | None) -> list[Incident]:
+    """A rollout: the model acts on what the environment gave in the round before."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), 0.1), run_dir=folder, quiet=True)
+    space = SimpleNamespace(high=np.array([4.8, math.inf]), low=np.array([-4.8, -math.inf]))
+    env = SimpleNamespace(space=SimpleNamespace(observations=space), best=math.inf)
+
+    def react(actions: Tensor, t: int) -> Any:
+        seen = np.full((3, 4), 0.5)
+        if t == bad_at:
+            seen[1, 2] = math.nan
+        return seen, float(actions.sum())
+
+    env.step = react
+    state = torch.zeros(3, 4)
+    for t in range(6):
+        with torch.no_grad():
+            scores = model(state)
+        seen, _ = env.step(scores.argmax(-1), t)
+        state = torch.tensor(seen, dtype=torch.float32)
+    guard.close()
+    return [Incident.from_dict(json.loads(path.read_text())) for path in folder.glob("incidents/*/incident.json")]
+
+
+def test_an_observation_in_an_evaluation(tmp_path: Path) -> None:
+    """Assigned behind the call, in the round before; bounds of Inf that the environment has are not its reason."""
+    (incident,) = evaluated(tmp_path, bad_at=3)
+    assert incident.during == "evaluation"
+    assert incident.causes[0].summary == "the input batch already contains NaN: input, first in seen[1, 2]"
+    assert "from env.step (react, test_provenance.py:" in incident.provenance[0]
+    assert incident.provenance[0].endswith("): seen, _ = env.step(scores.argmax(-1), t)")
+    assert [each.partition(" (")[0] for each in incident.provenance] == ["seen[1, 2]", "state[1, 2]"]
+
+
+def test_a_finite_rollout(tmp_path: Path) -> None:
+    assert evaluated(tmp_path, bad_at=None) == []
+
+
+def test_bounds_of_inf_are_no_data() -> None:
+    """Inf deep in an object is meant; NaN there is not, and Inf in a list that the object itself has is data."""
+    bounds = SimpleNamespace(space=SimpleNamespace(high=np.array([1.0, math.inf])), best=math.inf)
+    assert first_bad(bounds, "env") is None
+    bounds.space.high[0] = math.nan
+    found = first_bad(bounds, "env")
+    assert found is not None
+    assert found.path == "env.space.high[0]"
+    found = first_bad(SimpleNamespace(rewards=[0.0, math.inf]), "buffer")
+    assert found is not None
+    assert found.path == "buffer.rewards[1]"
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize(("count", "slug"), [(1, "std_of_one_element"), (4, "bad_input_data")])
+def test_a_variable_that_is_normalised_under_its_own_name(tmp_path: Path, count: int, slug: str) -> None:
+    """What it was before is gone. One value gives NaN whatever it was; of four it depends on what they were."""
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 2)
+    guard = nantrap.Guard(policy, torch.optim.SGD(policy.parameters(), 0.1), run_dir=tmp_path, quiet=True)
+    observed, actions = torch.randn(count, 4), torch.zeros(count, dtype=torch.long)
+    returns = torch.tensor([1.0, math.inf, 0.5, 0.0][:count] if count > 1 else [2.0])
+    returns = (returns - returns.mean()) / (returns.std() + 1e-9)
+    for _ in range(1):
+        logprobs = policy(observed).log_softmax(1).gather(1, actions[:, None])[:, 0]
+        guard.backward(-(logprobs * returns).mean())
+        guard.step()
+    guard.close()
+    (path,) = tmp_path.glob("incidents/*/incident.json")
+    incident = Incident.from_dict(json.loads(path.read_text()))
+    assert incident.causes[0].slug == slug
+    said = "what returns held before is gone: the statement gives NaN for other finite values of its shape as well"
+    assert (said in incident.notes) == (count == 1)
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize(("count", "found"), [(1, "advantages"), (4, None)])
+def test_a_model_whose_parts_are_called(tmp_path: Path, count: int, found: str | None) -> None:
+    """The guard saw no call, and only the graph could be read: the program's own variables are searched."""
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    guard = nantrap.Guard(policy, torch.optim.SGD(policy.parameters(), 0.1), run_dir=tmp_path, quiet=True)
+    rewards = torch.arange(1.0, count + 1)
+    for _ in range(1):
+        advantages = rewards * 0.5
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        ratio = policy[0](torch.ones(count, 4)).sum(-1).exp()
+        loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
+        shown = loss.item()  # NaN as well, and no reason
+        guard.backward(loss)
+        guard.step()
+    guard.close()
+    incidents = [
+        Incident.from_dict(json.loads(path.read_text())) for path in tmp_path.glob("incidents/*/incident.json")
+    ]
+    assert len(incidents) == (1 if found else 0)
+    assert math.isnan(shown) == bool(found)
+    for incident in incidents:
+        assert (incident.causes[0].slug, incident.causes[0].proven) == ("std_of_one_element", True)
+        assert incident.provenance[0].startswith(
+            "advantages[0] (1 of 1 values is NaN), assigned at test_provenance.py:"
+        )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nantrap import finite
 from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import budget_of, new_incident, run_facts, with_location
-from nantrap.guard.diagnosis.diagnose import explained
+from nantrap.guard.diagnosis.diagnose import explained, with_provenance
 from nantrap.guard.loss import Loss
 from nantrap.guard.session import Session
 from nantrap.guard.torch_private import autocast_state, is_any_autocast_on
@@ -248,6 +248,7 @@ class Evaluations:
             if location.replay is not None and not location.replay.failed:
                 return diagnosed.with_incident(replace(incident, notes=(*incident.notes, _NOT_AGAIN)))
             diagnosed, _ = explained(session, failure, location, diagnosed.with_incident(incident), budget)
+            diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         session.earlier.took += clock() - began
         return diagnosed.with_incident(_of_call(diagnosed.incident))
 
@@ -275,7 +276,7 @@ def _cause_of_call(cause: Cause) -> Cause:
 
 
 def _said(text: str) -> str:
-    return _STEP.sub("the call", text)
+    return _STEP.sub("the call", text.replace("before the first step", "before this call"))
 
 
 def _has_origin(location: Location) -> bool:

@@ -51,7 +51,7 @@ from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
 from nantrap.locate.location import location_of
 from nantrap.locate.replay.samples import find_samples
-from nantrap.locate.variables.provenance import given_bad, made_again, made_in_loop, trace_back
+from nantrap.locate.variables.provenance import Link, bad_variable, given_bad, made_again, made_in_loop, trace_back
 
 _NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
 _KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
@@ -310,7 +310,8 @@ def with_provenance(
     if failure.crew is not None:
         return diagnosed
     given = given_bad(location)
-    links = [] if given is None else trace_back(*given)
+    unknown = not diagnosed.incident.causes or diagnosed.incident.causes[0].slug == "unknown"
+    links = trace_back(*given) if given is not None else bad_variable() if unknown else []
     if len(links) == 1 and not links[0].is_assigned:
         links = []
     full = session.policy.diagnose == "full"
@@ -320,6 +321,8 @@ def with_provenance(
         made = made_again(links[0], failure)
     provenance = made.way[1:] if made is not None and made.way else tuple(link.words for link in links)
     incident = replace(diagnosed.incident, provenance=provenance)
+    if links and made is None:
+        incident = _by_its_first_name(incident, links[0], links[-1])
     if made is None or not full:
         return diagnosed.with_incident(incident)
     from nantrap.causes import Case, explain_case
@@ -339,8 +342,21 @@ def with_provenance(
             causes=(*causes, *(cause for cause in incident.causes if cause.slug != "unknown")),
             trials=(*incident.trials, *trials),
             controls=incident.controls or explanation.controls,
+            notes=(*incident.notes, *([made.note] if made.note else [])),
         )  # fmt: skip
     return diagnosed.with_incident(incident)
+
+
+def _by_its_first_name(incident: Incident, first: Link, last: Link) -> Incident:
+    """The incident of a bad tensor of the step; its cause names the value that was bad first, if a function gave it."""
+    cause, came = incident.causes[0] if incident.causes else None, first.by or first.from_loop
+    if cause is None or cause.slug != "bad_input_data" or not came or first.variable == last.variable:
+        return incident
+    fix = cause.fix
+    if fix is not None and not fix.verified:
+        fix = replace(fix, text=f"fix {first.variable} where it is assigned: {first.place}{came}", others=())
+    words = f"{cause.summary}, first in {first.value.path}"
+    return replace(incident, causes=(replace(cause, summary=words, fix=fix), *incident.causes[1:]))
 
 
 def with_material(

@@ -49,11 +49,6 @@ _SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
 _LOGARITHMS = ("log", "log2", "log10", "log1p")
 _SELECT = ("masked_fill", "where", "clamp", "masked_scatter", "index_put")
 """They write a value that the program chose: a -Inf from them is intended."""
-_PASS_ON = (
-    "sum", "mean", "add", "sub", "rsub", "neg", "abs", "mul", "div", "index", "slice", "select", "view", "_unsafe_view",
-    "reshape", "_reshape_alias", "expand", "t", "transpose", "permute", "squeeze", "unsqueeze", "cat", "stack", "clone",
-)  # fmt: skip
-"""Ordinary numbers in, ordinary numbers out."""
 _CANNOT_MAKE_NAN = ("add", "sub", "rsub", *_SELECT, "cat", "stack")
 """NaN from finite operands shows that an operand that was not saved is bad."""
 
@@ -318,9 +313,7 @@ class _Autopsy:
         return None
 
     def _only_by_assumption(self, node: Any, inputs: list[_Input]) -> bool:
-        """Whether an operation that passes on what it gets is finite on inputs partly assumed: they were not so."""
-        if operation_name(node.name()) not in _PASS_ON:
-            return False
+        """Whether an operation is finite on inputs that are partly assumed: they were not so."""
         if not any(i.edge is not None and (i.edge.node, i.edge.output) in self.assumed for i in inputs):
             return False
         call = self.call(node)

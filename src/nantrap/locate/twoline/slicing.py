@@ -177,7 +177,8 @@ def bad_data(statements: Sequence[ast.stmt], held: Mapping[str, Any], *, repeats
         statements: those that ran before the loss.
         held: the values of the program's names now.
         repeats: the statements can be run again, and show what a function that they call computes. Where they cannot,
-            `x, y = get_batch()` gives data: it reads no tensor, and what it gives has rows.
+            `x, y = get_batch()` gives data: it reads no tensor, and what it gives has rows, or as many values as
+            something that it gives has rows.
     """
     bad = {name for each in statements for name in uses(each).stores if is_bad(held.get(name))}
     found: set[str] = set()
@@ -187,9 +188,12 @@ def bad_data(statements: Sequence[ast.stmt], held: Mapping[str, Any], *, repeats
             continue
         reads_bad = any(map(_holds_bad, read))
         if reads_bad or not (repeats or any(map(holds_tensors, read))):
-            least = 1 if reads_bad else 2
-            values = {name: held[name] for name in names.stores & bad}
-            found |= {name for name, value in values.items() if isinstance(value, Tensor) and value.dim() >= least}
+            given = {name: value for name in names.stores if isinstance(value := held.get(name), Tensor)}
+            rows = {len(value) for value in given.values() if value.dim() >= 2}
+            for name in given.keys() & bad:
+                value = given[name]
+                if value.dim() >= 2 or (value.dim() and (reads_bad or len(value) in rows)):
+                    found.add(name)
     return frozenset(found)
 
 

@@ -29,6 +29,7 @@ from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
 from nantrap.locate.failure import Failure
 from nantrap.locate.location import Location
 from nantrap.locate.replay.replay import registered
+from nantrap.locate.replay.rng import RngState
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
 from nantrap.locate.trace.tape import Tape
@@ -66,11 +67,13 @@ class BadValue:
         path: the first bad place of it, as the program would write it: `rewards[17]`, `batch["adv"][2]`.
         described: how much of it is bad.
         share: the same as a part of all its values.
+        nan: whether NaN is among it, and not Inf alone.
     """
 
     path: str
     described: str
     share: float
+    nan: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,22 @@ class Link:
         return self.statement is not None and not isinstance(self.statement, (ast.For, ast.With))
 
     @property
+    def variable(self) -> str:
+        """The variable of the program: `rewards` of `rewards[17]`."""
+        return self.value.path.partition("[")[0]
+
+    @property
+    def place(self) -> str:
+        """The file and the line of the statement; empty without one."""
+        line = "" if self.statement is None else f":{self.statement.lineno}"
+        return f"{os.path.basename(self.frame.f_code.co_filename)}{line}" if line else ""
+
+    @property
+    def by(self) -> str:
+        """`, from reward_fn`: the functions that the statement calls."""
+        return f", from {' and '.join(self.calls[:2])}" if self.calls else ""
+
+    @property
     def words(self) -> str:
         """`rewards[17] is NaN; line 41 assigns it: rewards[step] = reward_fn(x)`."""
         said = f"{self.value.path} ({self.value.described})"
@@ -104,10 +123,12 @@ class Link:
             return said
         text = ast.unparse(self.statement).split("\n")[0]
         text = text if len(text) <= 100 else f"{text[:97]}..."
-        place = f"{os.path.basename(self.frame.f_code.co_filename)}:{self.statement.lineno}"
-        from_call = f", from {' and '.join(self.calls[:2])}" if self.calls else ""
-        taken = f"; {'; '.join(self.taken)}" if self.taken else ""
-        return f"{said}, assigned at {place}{from_call}: {text}{taken}"
+        return f"{said}, assigned at {self.place}{self.by}: {text}{self.from_loop}"
+
+    @property
+    def from_loop(self) -> str:
+        """`; reward is taken from env.step in line 38`: what the statement reads, and where the loop took it from."""
+        return f"; {'; '.join(self.taken)}" if self.taken else ""
 
 
 class Remade(NamedTuple):
@@ -118,12 +139,14 @@ class Remade(NamedTuple):
         replay: where it began in that part.
         way: on which a number of the program came in that no operation made: its name, and the words of each link.
         entered: that number, as a tensor.
+        note: what was not as it had been when the part was run again.
     """
 
     failure: Failure
     replay: Replay
     way: Way = ()
     entered: Tensor | None = None
+    note: str = ""
 
 
 def given_bad(location: Location) -> tuple[Tensor, str] | None:
@@ -137,6 +160,29 @@ def given_bad(location: Location) -> tuple[Tensor, str] | None:
     given = [e for e in seen.values() if e.kind in ("batch", "constant") and e.tensor.dim() == 1]
     bad = [e for e in given if e.tensor.is_floating_point() and any_nonfinite([e.tensor])]
     return (bad[0].tensor, bad[0].name) if bad else None  # one value per sample, such as a log-probability of -Inf
+
+
+def bad_variable() -> list[Link]:
+    """The way back from the first bad variable of the program that carries no graph, where no operand has a name.
+
+    What was computed from something bad with a graph is left out: a number that was read from the bad loss.
+    """
+    frames = list(near_callers(_MOST_FRAMES))
+    for position, frame in enumerate(frames):
+        held, found = names_in(frame), []
+        for name, value in held.items():
+            if not isinstance(value, (Tensor, np.ndarray, float, list)) or first_bad(value, name) is None:
+                continue
+            statement = None if _has_graph(value) else _assigned_last(frame, name, frame.f_lineno)
+            if statement is not None and not any(_has_graph(held.get(each)) for each in _read_by(statement, name)):
+                found.append((statement.lineno, name))
+        if found:
+            return _followed(frames, position, min(found)[1], minus=False)
+    return []
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 def trace_back(tensor: Tensor, name: str) -> list[Link]:
@@ -244,6 +290,8 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
     earlier, made = None, statement
     while shown is not None:  # `x = x - x.mean()`, `x[mask] = 0`: what was it made of before?
         earlier = _bad_read(frame, held, shown, variable, minus=minus)
+        if _writes_a_part(shown) and not _is_in_the_last(held, bad.path, minus=minus):
+            earlier = None  # what the statement reads has another value since
         value = _value_of(shown)
         if earlier is not None or value is None or not (variable in _operands(value) or _writes_a_part(shown)):
             break
@@ -252,12 +300,27 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
     reads = _read_by(statement, variable)
     taken: list[str] = []
     known = {**frame.f_globals, **held}
-    if earlier is None:
+    if earlier is None and not _calls(statement, known):
         for each in reads:
-            before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
+            before = _assigned_last(frame, each, statement.lineno) if each in held else None
+            for _ in range(_DEEPEST):  # `o, r = env.step(a)`, then `obs = torch.tensor(o)`
+                if before is None or _calls(before, known) or len(further := _read_by(before, each)) != 1:
+                    break
+                each, before = further[0], _assigned_last(frame, further[0], before.lineno)
             if before is not None and (calls := _calls(before, known)) and _in_same_loop(frame, statement, before):
                 taken.append(f"{each} is taken from {calls[0]} in line {before.lineno}")
     return Link(bad, frame, statement, _calls(statement, known), tuple(taken)), earlier
+
+
+def _is_in_the_last(held: Mapping[str, Any], path: str, *, minus: bool) -> bool:
+    """Whether what a list got last is bad, where the first bad place is in a list: `buffer.rewards[11]`."""
+    owner, *keys = path.rpartition("[")[0].split("[")
+    values = _resolved(held, owner)
+    with contextlib.suppress(ValueError, SyntaxError):
+        for key in keys:  # `buffer.lists['old']`
+            values = values.get(ast.literal_eval(key[:-1])) if isinstance(values, Mapping) else None
+    growing = isinstance(values, (list, deque)) and len(values) > 0
+    return not growing or first_bad(values[-1], "", minus=minus) is not None
 
 
 def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variable: str, *, minus: bool) -> str | None:
@@ -266,16 +329,26 @@ def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variab
     What it reads may be made by statements of the same loop: then it holds what the last round left, which may be
     finite, and what those statements read is looked at (`delta = rewards[t] + 1`, then `adv[t] = last = delta * 2`).
     """
-    waiting, seen = deque(_read_by(statement, variable)), {variable, *_written(statement)}
+    direct = _read_by(statement, variable)
+    # an object that is passed on may have bounds of Inf; one that is asked (`buffer.sample(n)`) gives what it holds
+    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    called = {_base(each.value) for each in calls if isinstance(each, ast.Attribute)}
+    waiting, seen = deque(direct), {variable, *_written(statement)}
     while waiting and len(seen) < _MOST_READ:
         each = waiting.popleft()
         if each in seen:
             continue
         seen.add(each)
-        if first_bad(_resolved(held, each), each, minus=minus) is not None:
-            return each
         before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
-        if before is not None and _in_same_loop(frame, statement, before):
+        same_loop = before is not None and _in_same_loop(frame, statement, before)
+        value = _resolved(held, each)
+        bad = first_bad(value, each, minus=minus)
+        if bad is not None and (
+            bad.nan or each in called or not hasattr(value, "__dict__") or isinstance(value, Tensor)
+        ):
+            if each in direct or before is None or not same_loop or before.lineno < statement.lineno:
+                return each
+        elif before is not None and same_loop:
             waiting += _read_by(before, each)
     return None
 
@@ -292,19 +365,44 @@ def _body(frame: Frame) -> list[ast.stmt]:
 
 
 def _assigned_last(frame: Frame, variable: str, line: int, *, only_before: bool = False) -> ast.stmt | None:
-    """The statement that assigned a variable last, or wrote into it: by lines, the last one before a line, or, in a
-    loop, the last one behind it."""
+    """The statement that assigned a variable last before a line, or wrote into it.
+
+    In a loop around the line that is the last one before it in this round, or else the last one of the round before,
+    if there was one; only then one before the loop.
+    """
     body, held = _body(frame), names_in(frame)
     over = _assigned_in_ended_loops(body, frame.f_lineno)
     found = [each for each in _statements(body, held, over) if variable in _written(each) and not _is_finite(each)]
-    before = [each for each in found if each.lineno < line]
-    chosen = before or [each for each in found if each.lineno > line and not only_before]
-    return max(chosen, key=lambda each: each.lineno) if chosen else None
+    before = max((each.lineno for each in found if each.lineno < line), default=0)
+    around = [loop for loop in _loops(body) if loop.lineno <= line <= (loop.end_lineno or 0)]
+    chosen = before
+    for loop in sorted(around, key=lambda loop: -loop.lineno) if not only_before else ():
+        if before > loop.lineno:
+            break
+        inside = [each.lineno for each in found if loop.lineno < each.lineno <= (loop.end_lineno or 0)]
+        if inside and not (before and _is_first_round(loop, held)):
+            chosen = max(inside)
+            break
+    if not chosen and not only_before:
+        chosen = max((each.lineno for each in found), default=0)
+    return next((each for each in found if each.lineno == chosen), None)
+
+
+def _loops(body: list[ast.stmt]) -> list[ast.For | ast.While]:
+    return [node for each in body for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
+
+
+def _is_first_round(loop: ast.For | ast.While, held: Mapping[str, Any]) -> bool:
+    """Whether a loop that counts from 0 is in its first round."""
+    target = loop.target if isinstance(loop, ast.For) else None
+    counter = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+    value = held.get(counter.id) if isinstance(counter, ast.Name) else None
+    return isinstance(value, int) and value == 0
 
 
 def _assigned_in_ended_loops(body: list[ast.stmt], line: int) -> set[str]:
     """The variables that loops assign which are not around a line: they hold what the last round left."""
-    loops = [node for each in body for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
+    loops = _loops(body)
     ended = [loop for loop in loops if not loop.lineno <= line <= (loop.end_lineno or 0)]
     return {name for loop in ended for each in _statements([loop], {}, set()) for name in _written(each)}
 
@@ -456,7 +554,7 @@ def _calls(statement: ast.stmt, held: Mapping[str, Any]) -> tuple[str, ...]:
 def _in_same_loop(frame: Frame, one: ast.stmt, other: ast.stmt) -> bool:
     """Whether two statements are in the body of one loop that is not around the current line: its last round is over,
     and its variables are those of that round."""
-    loops = [node for each in _body(frame) for node in ast.walk(each) if isinstance(node, (ast.For, ast.While))]
+    loops = _loops(_body(frame))
     first, last = min(one.lineno, other.lineno), max(one.lineno, other.lineno)
     return any(loop.lineno <= first <= last <= (loop.end_lineno or 0) for loop in loops)
 
@@ -482,10 +580,12 @@ def first_bad(
             return None
         met.add(id(value))
         found = [
-            first_bad(each, f"{path}.{name}", minus=minus, depth=depth + 1, met=met)
+            (each, first_bad(each, f"{path}.{name}", minus=minus, depth=depth + 1, met=met))
             for name, each in list(held.items())[:64]
         ]
-        return min((bad for bad in found if bad is not None), key=lambda bad: bad.share, default=None)
+        # objects hold Inf by intention (bounds, the best loss so far); a list or an array of their own is data
+        kept = [bad for each, bad in found if bad and (bad.nan or not (depth or isinstance(each, float)))]
+        return min(kept, key=lambda bad: bad.share, default=None)
     left = _MOST_VALUES
     # what an object keeps as a plain +Inf is a limit, or the beginning of a minimum
     is_limit = depth > 0 and not isinstance(value, (list, tuple, deque))
@@ -495,7 +595,8 @@ def first_bad(
             return None
         if isinstance(each, float):
             if each != each or (each == math.inf and not is_limit) or (minus and each == -math.inf):
-                return BadValue(place, "NaN" if each != each else "+Inf" if each > 0 else "-Inf", 1.0)
+                kind = "NaN" if each != each else "+Inf" if each > 0 else "-Inf"
+                return BadValue(place, kind, 1.0, nan=each != each)
             continue
         tensor = _tensor(each)
         if tensor is None or not any_nonfinite([tensor]):
@@ -505,7 +606,7 @@ def first_bad(
             continue
         index = first_nonfinite_index(tensor)
         where = f"[{', '.join(map(str, index))}]" if index else ""
-        return BadValue(f"{place}{where}", stats.describe(), stats.nonfinite / max(1, stats.numel))
+        return BadValue(f"{place}{where}", stats.describe(), stats.nonfinite / max(1, stats.numel), nan=stats.nan > 0)
     return None
 
 
@@ -558,9 +659,8 @@ def made_again(link: Link, failed: Failure) -> Remade | None:
     if made is None:
         return None
     assigned = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], value), statement)
+    target = statement.targets[0].id
     operands = {name: held[name] for name in _read_by(statement, "") if isinstance(held.get(name), Tensor)}
-    if statement.targets[0].id in operands:
-        return None  # `x = x - x.mean()`: what it was before is gone
     names = {**link.frame.f_globals, **held}
     code = compiled([guarded_tree(ast.fix_missing_locations(assigned))], link.frame.f_code)
 
@@ -570,7 +670,20 @@ def made_again(link: Link, failed: Failure) -> Remade | None:
             raise NotRepeatable("a statement that gives no tensor")
         return found
 
-    return _run_again(failed, result, operands, made)
+    if target not in operands:
+        return _run_again(failed, result, operands, made)
+    # `x = (x - x.mean()) / x.std()`: what x was before is gone. NaN that other values give as well is not due to them
+    found = [_run_again(failed, result, {**operands, target: values}, made) for values in _other_values(made)]
+    if found[0] is None or any(each is None for each in found):
+        return None
+    note = f"what {target} held before is gone: the statement gives NaN for other finite values of its shape as well"
+    return found[0]._replace(note=note)
+
+
+def _other_values(made: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sets of finite values of the shape of a tensor, without a draw from any generator."""
+    values = torch.arange(1.0, made.numel() + 1, dtype=made.dtype, device=made.device).reshape(made.shape)
+    return values, values.square().flip(tuple(range(made.dim()))) - 0.5
 
 
 def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, made: Tensor) -> Remade | None:
@@ -579,7 +692,7 @@ def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, mad
         failed,
         forward=lambda batch: result(batch).detach().amax(),
         batch=batch,
-        rng=failed.rng or (failed.root_call.rng if failed.root_call is not None else None),
+        rng=failed.rng or (failed.root_call.rng if failed.root_call is not None else RngState.capture()),
         loss=torch.full((), math.nan),
         loss_value=math.nan,
         gradients={},
@@ -588,8 +701,6 @@ def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, mad
         evidence=None,
         during="evaluation",
     )
-    if again.rng is None:
-        return None
     with contextlib.suppress(NotRepeatable, Exception), failed.rewound():
         trace = Trace(failed.root, registered(again))
         with trace, torch.no_grad():
