@@ -63,6 +63,25 @@ def test_a_difference_is_narrowed_to_a_part(kind: str) -> None:
     assert (check.values["loss"] == check.values["compiled_loss"]) == (kind == "gradient")
 
 
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.words(x)))
+        return out
+
+
+def test_sparse_gradients_are_compared() -> None:
+    torch.manual_seed(1)
+    batch = (torch.randint(0, 10, (6,)), torch.randint(0, 3, (6,)))
+    given = {"model": Words(), "batch": batch, "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])}
+    check = check_compiled(make_subject(given, {}), "eager")
+    assert check.status == "ok"
+    assert check.message.startswith("loss and 3 gradients as eager")
+
+
 def test_a_loss_that_does_not_call_the_model_compiles_nothing() -> None:
     subject = make_subject({**parts("healthy"), "loss": lambda model, batch: model.head.weight.square().sum()}, {})
     assert check_compiled(subject, "eager").status == "skip"

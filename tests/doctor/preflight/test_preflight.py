@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import nantrap
+from guard.test_every_dtype import KINDS
 from nantrap.doctor.preflight.drill import check_guard
 from nantrap.doctor.preflight.edges import check_edges, parts_of
 from nantrap.doctor.preflight.fresh_model import check_activations, check_first_loss, check_gradients, check_weights
@@ -348,3 +349,27 @@ def test_only_a_loss_that_ignores_a_label_gets_nothing_else(loss: Any, status: s
     )
     check = next(check for check in check_edges(tested) if check.name == "edge: empty targets")
     assert (check.status, check.values.get("error", "")) == (status, "")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["masked", "nested", "quint8", "meta", "float8_e8m0fnu", "complex64", "not coalesced"])
+def test_tensors_of_every_kind(kind: str) -> None:
+    """In the batch, and as a buffer of the model."""
+
+    class Carrying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+            self.register_buffer("odd", KINDS[kind]())
+
+        def forward(self, x: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(x)
+            return out
+
+    report = nantrap.preflight(
+        Carrying(),
+        batch={"x": torch.randn(4, 3), "odd": KINDS[kind]()},
+        loss=lambda model, batch: model(batch["x"], batch["odd"]).square().mean(),
+        guard=False,
+    )
+    assert not [check.message for check in report.checks if "could not be made" in check.message]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nantrap import finite
 from nantrap.doctor.data.readers.factory import described
 from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject, quiet
@@ -104,8 +105,9 @@ def _step(subject: Subject, backend: Backend | None = None, parts: tuple[str, ..
     finally:
         if backend is not None:
             torch.compiler.reset()
-    gradients = {name: p.grad.detach().double() for name, p in fresh.model.named_parameters() if p.grad is not None}
-    return _Step(float(loss.detach()), gradients)
+    given = {name: p.grad for name, p in fresh.model.named_parameters() if p.grad is not None}
+    dense = {name: finite.as_dense(gradient) for name, gradient in given.items()}  # an embedding may have sparse ones
+    return _Step(float(loss.detach()), {name: each for name, each in dense.items() if each is not None})
 
 
 def _in_float64(subject: Subject) -> _Step | None:
@@ -142,6 +144,7 @@ def _share(one: Tensor, other: Tensor) -> float:
     if not bool(torch.equal(one.isfinite(), other.isfinite())):
         return float("inf")
     kept = one.isfinite()
+    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
     away = torch.linalg.vector_norm((one - other)[kept])
     size = torch.maximum(torch.linalg.vector_norm(one[kept]), torch.linalg.vector_norm(other[kept]))
     return float(away / size.clamp_min(1e-30))

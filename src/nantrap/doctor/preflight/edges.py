@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from nantrap import finite
 from nantrap.doctor.data.roles import DataOptions, is_inverted_mask, role_of
 from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import StepResult, Subject, quiet, try_step
@@ -87,6 +88,9 @@ def parts_of(batch: Any) -> list[tuple[BatchPart, str, Tensor]]:
         if role in ("input_length", "target_length", "identifier") and tensor.is_floating_point() and tensor.dim() > 1:
             role = "feature"  # `frames` are a video here, not how many there are
         part: BatchPart = "other"
+        if not finite.is_ordinary(tensor):  # it cannot be changed by arithmetic
+            found.append((part, path, tensor))
+            continue
         if role == "mask" or (tensor.dtype == torch.bool and role != "label"):
             part = "mask"
         elif role == "target_length":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from nantrap import finite
 from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject, quiet
 from nantrap.incident.wording import some_of
@@ -33,7 +34,10 @@ def check_weights(subject: Subject) -> PreflightCheck:
     scales: dict[str, float] = {}
     embeddings = {id(m.weight) for m in subject.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
     for name, parameter in subject.model.named_parameters():
-        values = parameter.detach().float()
+        dense = finite.as_dense(parameter)
+        if dense is None:
+            continue
+        values = dense.abs() if dense.is_complex() else dense.float()
         if not bool(values.isfinite().all()):
             bad.append(name)
             continue
@@ -182,7 +186,8 @@ def _flow(subject: Subject, order: list[str]) -> PreflightCheck:
         if parameter.grad is None:
             missing.append(name)
             continue
-        size = float(parameter.grad.detach().float().square().mean().sqrt())
+        gradient = finite.readable(parameter.grad)  # of a sparse one those that it has
+        size = 0.0 if gradient is None else float(gradient.float().square().mean().sqrt())
         sizes[name] = size
         if size == 0.0:
             dead.append(name)
