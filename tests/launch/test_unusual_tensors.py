@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nantrap
+from guard.test_every_dtype import KINDS
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
 
@@ -174,3 +175,24 @@ def test_buffers_that_the_first_call_makes(settings: RunSettings) -> None:
     lazy = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 1))
     with pytest.raises(nantrap.errors.UsageError, match=r"buffer '0\.running_mean' is still lazy"):
         nantrap.Guard(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["nested with strides", "nested", "sparse", "compressed", "masked", "int4", "opaque"])
+def test_a_data_loader_gives_tensors_of_every_kind(kind: str, settings: RunSettings) -> None:
+    def collate(rows: list[Tensor]) -> dict[str, object]:
+        return {"x": torch.stack(rows), "odd": KINDS[kind](), "all": [KINDS[kind]() for _ in rows]}
+
+    torch.manual_seed(0)
+    with attached(settings) as attachment:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data: list[Tensor] = [*torch.randn(8, 3), torch.full((3,), math.nan), *torch.randn(3, 3)]
+        for batch in torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collate):  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            model(batch["x"]).square().mean().backward()
+            optimizer.step()
+        (loop,) = attachment.registry
+    assert (loop.tally.applied, loop.tally.skipped) == (2, 1)
+    assert loop.last_incident is not None
+    assert loop.last_incident.dataset_indices == (8,)

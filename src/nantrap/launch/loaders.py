@@ -142,7 +142,7 @@ class Batches:
     ) -> None:
         """A batch as the loader gave it."""
         tensors = [tensor for _, tensor in tensors_of(batch)]
-        rows = [tensor for tensor in tensors if tensor.dim() and len(tensor) == len(indices)]
+        rows = [tensor for tensor in tensors if tensor.dim() and tensor.size(0) == len(indices)]
         listed = _entries(batch, len(indices)) if len(rows) < len(tensors) else []
         references = tuple(weakref.ref(tensor) for tensor in rows)
         entries = tuple((sample, weakref.ref(tensor)) for sample, tensor in listed)
@@ -207,7 +207,7 @@ class Batches:
             self._in_order[last.round] = last.number == 0 or found is last
         if found is not None:
             return found, True
-        fits = any(tensor.dim() and len(tensor) == len(last.indices) for _, tensor in tensors_of(inputs))
+        fits = any(tensor.dim() and tensor.size(0) == len(last.indices) for _, tensor in tensors_of(inputs))
         return last if fits and self._in_order[last.round] else None, False
 
 
@@ -217,9 +217,11 @@ def _writes(batch: Any) -> int:
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same samples, in whatever type and on whatever device."""
-    if not one.dim() or len(one) != len(other) or one.numel() != other.numel() or not one.numel():
+    if not all(
+        finite.is_plain(each) and (finite.is_ordinary(each) or each.is_floating_point()) for each in (one, other)
+    ):
         return False
-    if one.is_complex() or other.is_complex() or one.layout != torch.strided or other.layout != torch.strided:
+    if not one.dim() or not other.dim() or len(one) != len(other) or one.numel() != other.numel() or not one.numel():
         return False
     here = one.detach().reshape(len(one), -1).cpu()
     return torch.equal(_comparable(here), _comparable(other.detach().reshape(len(other), -1).cpu().to(here.dtype)))
@@ -229,7 +231,7 @@ def _bad_rows(tensors: list[Tensor]) -> tuple[int, ...]:
     """The rows in which any of these tensors is not finite."""
     found: set[int] = set()
     for tensor in tensors:
-        if tensor.layout == torch.strided and finite.any_nonfinite([tensor.detach()]):
+        if finite.is_ordinary(tensor) and finite.any_nonfinite([tensor.detach()]):
             bad = ~tensor.detach().isfinite().reshape(len(tensor), -1).all(dim=1)
             found.update(bad.nonzero().flatten().tolist())
     return tuple(sorted(found))
@@ -237,7 +239,7 @@ def _bad_rows(tensors: list[Tensor]) -> tuple[int, ...]:
 
 def _is_bad_within(source: Tensor, made: Tensor) -> bool:
     """Whether a tensor is bad somewhere, and only where another of the same shape is bad."""
-    if source.shape != made.shape or source.layout != torch.strided or made.layout != torch.strided:
+    if not (finite.is_ordinary(source) and finite.is_ordinary(made)) or source.shape != made.shape:
         return False
     bad = ~source.detach().isfinite()
     return bool(bad.any()) and not bool((bad & made.detach().to(source.device).isfinite()).any())
@@ -247,9 +249,9 @@ def _is_stacked(tensor: Tensor, batch: LoadedBatch) -> bool:
     """Whether a tensor holds one entry of the batch's list per row, as `torch.stack(images)` does."""
     entries = [entry for _, ref in batch.entries if (entry := ref()) is not None]
     size = len(batch.indices)
-    if not tensor.dim() or len(tensor) != size or len(entries) < size:
+    if not tensor.dim() or tensor.size(0) != size or len(entries) < size:
         return False
-    alike = [entry for entry in entries if entry.shape == tensor.shape[1:]]
+    alike = [entry for entry in entries if finite.is_plain(entry) and entry.shape == tensor.shape[1:]]
     return len(alike) == size and _same_values(tensor, torch.stack([entry.detach().cpu() for entry in alike]))
 
 
@@ -268,13 +270,14 @@ def _entries(batch: Any, size: int) -> list[tuple[int, Tensor]]:
             all(isinstance(item, Tensor) for item in batch) and len({(t.dtype, t.dim()) for t in batch}) == 1
         )
         listed = [(number, tensor) for number, item in enumerate(batch) for _, tensor in tensors_of(item)]
-        if alike and not all(tensor.dim() and len(tensor) == size for _, tensor in listed):
+        if alike and not all(tensor.dim() and tensor.size(0) == size for _, tensor in listed):
             return listed
     return [found for item in batch if not isinstance(item, Tensor) for found in _entries(item, size)]
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return bool(one.shape == other.shape and one.numel() and one.data_ptr() == other.data_ptr())
+    plain = finite.is_plain(one) and finite.is_plain(other)
+    return bool(plain and one.shape == other.shape and one.numel() and one.data_ptr() == other.data_ptr())
 
 
 def _comparable(tensor: Tensor) -> Tensor:
