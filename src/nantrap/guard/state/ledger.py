@@ -472,6 +472,12 @@ class Ledger:
             self._sort()
         return [(row.name, row.tensor) for row in self._bad if row.tensor is not None]
 
+    def script_writes(self) -> list[Tensor]:
+        """The parameters without a gradient that the script, or a hook of the update, has written since they were
+        judged."""
+        self._release_script_writes()
+        return [row.tensor for row in self._script.written() if row.tensor is not None]
+
     def is_bad_script_write(self, tensor: Tensor) -> bool:
         """Whether `bad_script_writes` named it in this step."""
         return any(row.tensor is tensor for row in self._bad)

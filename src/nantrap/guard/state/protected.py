@@ -185,23 +185,34 @@ class Protected:
             self._trusted_writes = sum(map(version_of, self._trusted))
             return []
         self.ledger.learn()
-        if self._snapshot is None:
-            self._snapshot = UpdateSnapshot(self.members.parameters, self.optimizer)
-        self._snapshot.take()
+        copied = self.copy_for_update()
         self.result = step()
         self._steps_since_check = 0
         # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
-        if finite.any_nonfinite([*self._everything(), *self.ledger.suspects(by_forward=False)]):
+        # or parameters without a gradient, and what it made of those is as bad as what the loop writes into them
+        beside = [*self.ledger.suspects(by_forward=False), *self.ledger.script_writes()]
+        if finite.any_nonfinite([*self._everything(), *beside]):
             found = self.findings("optimizer")
             found += self.ledger.findings("optimizer")
+            named = {each.name for each in found}
+            by_hooks = self.ledger.bad_script_writes()
+            found += [finding("parameter", *bad, "optimizer") for bad in by_hooks if bad[0] not in named]
             self._trusted_writes = -1
             if found:
-                self._snapshot.restore()
+                copied.restore()
+                self.ledger.restore_script_writes()
                 self.ledger.forget_update()
             return found
         self._trust()
         self._certificate = certify(self.optimizer)
         return []
+
+    def copy_for_update(self) -> UpdateSnapshot:
+        """Parameters and optimizer state as they are now: to undo the update that follows, and to make it again."""
+        if self._snapshot is None:
+            self._snapshot = UpdateSnapshot(self.members.parameters, self.optimizer)
+        self._snapshot.take()
+        return self._snapshot
 
     def release(self, *, anchored: bool) -> None:
         """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed.
