@@ -163,12 +163,19 @@ def _install_loading(patches: Patches, registry: OptimizerRegistry) -> None:
         if not registry.is_own_call():
             named = (*self.named_parameters(), *self.named_buffers())
             found = {name: tensor for name, tensor in named if finite.any_nonfinite([tensor.detach()])}
-            registry.loaded_bad += [(weakref.ref(tensor), version_of(tensor)) for tensor in found.values()]
-            bad = [name for name, p in self.named_parameters() if name in found]
+            missing = found.keys() & set(getattr(result, "missing_keys", ()))  # with strict=False
+            written = {name: tensor for name, tensor in found.items() if name not in missing}
+            registry.loaded_bad += [(weakref.ref(tensor), version_of(tensor)) for tensor in written.values()]
+            bad = [name for name, _ in self.named_parameters() if name in written]
             if bad:
                 registry.say(
                     f"resume: the state that was loaded into {type(self).__name__} is not finite: "
                     f"{some_of(bad)}; `nantrap audit` finds the last good checkpoint"
+                )
+            if missing:
+                registry.say(
+                    f"resume: the state that was loaded into {type(self).__name__} has no {some_of(sorted(missing))}, "
+                    "and what is there is not finite"
                 )
         return result
 
