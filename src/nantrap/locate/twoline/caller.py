@@ -192,10 +192,22 @@ def given_by_loop() -> list[Tensor]:
     A name that the loop's body assigns again is left out: it holds what the program made.
     """
     frame = caller()
+    return [] if frame is None else _tensors_of_names(frame, names_of_loop(frame))
+
+
+def computed_by_loop() -> list[Tensor]:
+    """The tensors that the body of the caller's loop computed, also where it took a name for them that its iterable
+    gives: `y = y / y.std()`."""
+    frame = caller()
     if frame is None:
         return []
+    _, made, _ = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+    return _tensors_of_names(frame, made)
+
+
+def _tensors_of_names(frame: Frame, names: frozenset[str]) -> list[Tensor]:
     held = names_in(frame)
-    return [tensor for name in names_of_loop(frame) if name in held for _, tensor in tensors_of(held[name])]
+    return [tensor for name in names if name in held for _, tensor in tensors_of(held[name])]
 
 
 @functools.lru_cache(maxsize=64)
@@ -248,10 +260,22 @@ def _stored(target: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
+_MOVES = frozenset({
+    "to", "cuda", "cpu", "float", "double", "long", "int", "bool", "type", "contiguous", "clone", "detach",
+    "pin_memory", "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "t",
+    "movedim", "expand", "requires_grad_", "get", "values", "items",
+})  # fmt: skip
+"""Methods that give the values of a tensor as they are; float16 is none of these dtypes."""
+
+
 def _only_unpacks(value: ast.AST, taken: set[str]) -> bool:
-    """`x, y = batch` and `x = batch["x"]` take parts; they make nothing."""
-    while isinstance(value, (ast.Subscript, ast.Attribute)):
-        value = value.value
+    """`x, y = batch`, `x = batch["x"]` and `x, y = x.to(device), y.to(device)` take parts; they make nothing."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return all(_only_unpacks(each, taken) for each in value.elts)
+    while isinstance(value, (ast.Subscript, ast.Attribute, ast.Call)):
+        if isinstance(value, ast.Call) and not (isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES):
+            return False
+        value = value.func if isinstance(value, ast.Call) else value.value
     return isinstance(value, ast.Name) and value.id in taken
 
 
