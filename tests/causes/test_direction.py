@@ -123,3 +123,46 @@ def test_accumulated_steps_that_exploded_are_no_proof_of_an_overflowing_norm() -
     assert any(finding.kind == "grad_norm" for finding in incident.findings)
     assert [cause.slug for cause in incident.causes][:2] == ["lr_too_high", "grad_norm_overflow"]
     assert not any(cause.proven for cause in incident.causes)
+
+
+@pytest.mark.parametrize(("rate", "spread", "slug"), [(10.0, 1.0, "lr_too_high"), (1e-3, 1e5, "fp16_forward_overflow")])
+def test_half_precision_is_where_weights_that_were_thrown_away_show_first(
+    rate: float, spread: float, slug: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
+
+    def loss_fn(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return nn.functional.cross_entropy(model(x), x[:, :10].argmax(1))
+
+    with nantrap.Guard(model, torch.optim.AdamW(model.parameters(), lr=rate), quiet=True) as guard:
+        batches = [torch.randn(16, 32) * (spread if i == 2 else 1) for i in range(4)]
+        incident = next(i for batch in batches if (i := guard.attempt(loss_fn, batch).incident))
+    assert incident.causes[0].slug == slug
+    assert incident.causes[0].proven
+
+
+@pytest.mark.parametrize(("rate", "factor", "slug"), [(0.03, 1.0, "lr_too_high"), (1e-6, 1e25, "grad_norm_overflow")])
+def test_a_norm_that_overflows_after_weights_were_thrown_away_is_no_scale_of_the_loss(
+    rate: float, factor: float, slug: str
+) -> None:
+    torch.manual_seed(0)
+    width = 24
+    state, given, out = nn.Linear(width, width, bias=False), nn.Linear(3, width), nn.Linear(width, 1)
+    nn.init.orthogonal_(state.weight)
+    model = nn.ModuleList([state, given, out])
+
+    def loss_fn(x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), width)
+        for t in range(x.shape[1]):
+            h = state(h) + given(x[:, t])
+        loss: Tensor = factor * (out(h)[:, 0] - x.sum((1, 2))).pow(2).mean()
+        return loss
+
+    policy = nantrap.Policy(diagnosis=nantrap.Diagnosis(seconds=600, clock=lambda: 0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with nantrap.Guard(model, optimizer, max_grad_norm=1e6, policy=policy, quiet=True) as guard:
+        found = (guard.attempt(loss_fn, torch.randn(16, 40, 3)).incident for _ in range(3))
+        incident = next(each for each in found if each is not None)
+    assert (incident.causes[0].slug, incident.causes[0].proven) == (slug, True)

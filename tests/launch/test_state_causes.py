@@ -134,3 +134,94 @@ def test_a_giant_in_the_first_of_two_backward_passes_is_the_cause_and_not_the_bu
     assert (cause.slug, cause.proven, incident.samples) == ("input_out_of_scale", True, (3,))
     assert "it began in micro-batch 1 of 2" in incident.notes
     assert "before the step" not in "".join(evidence.text for evidence in cause.evidence)
+
+
+def fit(optimizer: torch.optim.Optimizer, model: nn.Module, inputs: list[Tensor], target: Tensor) -> None:
+    for x in inputs:
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = (model(x) - target).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (10.0, "a learning rate of 10 is beyond the stability limit: the updates threw the weights away"),
+        (1000.0, "a learning rate of 1000 is beyond the stability limit: within one step the updates threw the "),
+    ],
+)
+def test_the_updates_inside_one_step_of_lbfgs_are_made_again(tmp_path: Path, rate: float, said: str) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 20), nn.Softplus(), nn.Linear(20, 1))
+        x = torch.rand(100, 2)
+        target = (x[:, :1] * 3).sin() + x[:, 1:] ** 2
+        fit(torch.optim.LBFGS(model.parameters(), lr=rate, max_iter=5), model, [x] * 2, target)
+    incident = incidents_in(tmp_path)[0]
+    cause = incident.causes[0]
+    assert (cause.slug, cause.proven) == ("lr_too_high", True)
+    assert cause.summary.startswith(said)
+    assert cause.fix is not None
+    assert cause.fix.verified
+    assert cause.fix.words.endswith('let a line search choose it (LBFGS: line_search_fn="strong_wolfe")')
+    assert not [note for note in incident.notes if "differ" in note or "finite" in note]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_bad_batch_of_lbfgs_is_no_learning_rate(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Linear(2, 1)
+        x, bad = torch.rand(16, 2), torch.rand(16, 2)
+        bad[3, 1] = torch.nan
+        fit(torch.optim.LBFGS(model.parameters(), max_iter=3), model, [x, bad], x.sum(1, keepdim=True))
+    cause = incidents_in(tmp_path)[0].causes[0]
+    assert (cause.slug, cause.proven) == ("bad_input_data", True)
+
+
+@pytest.mark.parametrize("bad_at", [1, 3])
+def test_what_a_hook_of_the_update_makes_of_a_teacher_belongs_to_the_update(tmp_path: Path, bad_at: int) -> None:
+    torch.manual_seed(0)
+    steps = []
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        student, teacher = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+        model = nn.ModuleDict({"student": student, "teacher": teacher})
+        model.forward = lambda x: (student(x) - teacher(x)).square().mean()
+        optimizer = torch.optim.Adam(student.parameters())
+
+        @torch.no_grad()
+        def average(*_: object) -> None:
+            steps.append(0)
+            divisor = torch.tensor(0.0 if len(steps) == bad_at else 2.0)
+            for mean, weight in zip(teacher.parameters(), student.parameters(), strict=True):
+                mean.add_(weight).abs_().div_(divisor)
+
+        optimizer.register_step_post_hook(average)
+        for x in batches_of(5):
+            loss = model(x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    (incident,) = incidents_in(tmp_path)
+    assert (incident.step, incident.phase) == (bad_at - 1, "optimizer")
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("ema_poisoned", True)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_what_a_state_does_not_have_was_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(tmp_path))):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        state = {name: value.clone() for name, value in model.state_dict().items() if name != "1.weight"}
+        with torch.no_grad():
+            model.get_parameter("1.weight").fill_(torch.nan)
+        model.load_state_dict(state, strict=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train(model, optimizer, batches_of(1))
+    assert "resume: the state that was loaded into Sequential has no 1.weight, and" in capsys.readouterr().err
+    assert not [c for i in incidents_in(tmp_path) for c in i.causes if c.slug == "corrupt_checkpoint" and c.proven]

@@ -45,6 +45,7 @@ class Claim:
         also: further trials that support it, each with what it shows if it was finite.
         code: what to write instead, as code.
         compares: it compares runs with each other, so a replay that does not fail as the step did is its finding.
+        precedence: its place in the chain of events, where what was measured gives it another than the table has.
         contests: what was measured makes it at least as likely as what comes after it in the chain of events; while no
             trial has decided between them, none of those is called proven, and this one is named first.
     """
@@ -62,6 +63,7 @@ class Claim:
     code: str = ""
     compares: bool = False
     contests: bool = False
+    precedence: int | None = None
 
 
 RuleFunction = Callable[["Case"], "Claim | None"]

@@ -268,7 +268,7 @@ def drive(
             with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
                 part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
             if failed.symptom == "optimizer" and part.finite:
-                _update(case, rates[failed.step], average)
+                _update(case, rates[failed.step], average, None)
                 state = [*failed.parameters.values(), *state_tensors(failed.optimizer)]
                 part = part._replace(finite=not any_nonfinite(state))
             return Part(False) if bad else part
@@ -296,17 +296,20 @@ def _drive_one(
             loss = attempt.forward(change(batch)) / len(attempt.batches)
         with contextlib.nullcontext() if measuring is None else measuring.backward_pass():
             case.failure.backward(loss)
-    _update(case, rates, average)
+    _update(case, rates, average, attempt)
 
 
-def _update(case: Case, rates: tuple[float, ...], average: Callable[[], None] | None) -> None:
-    """Average, clip and step, with the gradients that are there."""
+def _update(case: Case, rates: tuple[float, ...], average: Callable[[], None] | None, attempt: Any | None) -> None:
+    """Average, clip and step, with the gradients that are there; of an earlier step, or of the failed one."""
     if average is not None:
         average()
     clip(case)
     for rate, group in zip(rates, case.failure.optimizer.param_groups, strict=True):
         group["lr"] = rate
-    case.failure.optimizer.step()
+    if attempt is None:
+        case.failure.update()
+    else:
+        case.failure.update(attempt.forward, attempt.batches[-1])
 
 
 def drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:

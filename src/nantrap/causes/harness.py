@@ -96,7 +96,7 @@ def run_step(
     with failed.rewound(), around or contextlib.nullcontext():
         given = failed.batch if batch is AS_IT_WAS else batch
         part = forward_and_backward(failed, given, seed=seed, stop_early=stop_early)
-        if failed.symptom == "optimizer" and failed.run_update is not None and part.finite:
+        if failed.can_update and part.finite:
             clip(case)
             part = part._replace(finite=update_is_finite(case))
         return Rerun(*part)
@@ -124,9 +124,17 @@ def update_rewound(case: Case) -> Iterator[None]:
 def update_is_finite(case: Case) -> bool:
     """Run the update, and whether parameters and optimizer state are finite after it."""
     failed = case.failure
-    assert failed.run_update is not None
-    failed.run_update()
+    failed.update()
     return not any_nonfinite([*failed.parameters.values(), *state_tensors(failed.optimizer)])
+
+
+def loss_after(case: Case) -> float | None:
+    """The loss of the batch after an update that evaluated it itself; of any other it is not computed. Call it inside
+    `update_rewound`."""
+    failed = case.failure
+    if not failed.evaluated or failed.forward is None:
+        return None
+    return float(failed.forward(failed.batch).detach())
 
 
 def update_in_float32(case: Case) -> bool:

@@ -31,7 +31,15 @@ from nantrap.causes.earlier_steps import (
     with_earlier_inputs,
 )
 from nantrap.causes.facts import listed
-from nantrap.causes.harness import Rerun, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
+from nantrap.causes.harness import (
+    Rerun,
+    control_trial,
+    loss_after,
+    run_step,
+    update_in_float32,
+    update_is_finite,
+    update_rewound,
+)
 from nantrap.causes.patch import diff_for
 from nantrap.causes.references import plain_forms
 from nantrap.causes.replacement import Replaced, Replacement, is_of_family
@@ -513,13 +521,14 @@ class Laboratory:
                 with update_rewound(self._case):
                     for group in groups:
                         group[option] = value
-                    return Rerun(update_is_finite(self._case))
+                    finite = update_is_finite(self._case)
+                    return Rerun(finite, loss_after(self._case) if finite else None)
             finally:
                 for group, before in zip(groups, kept, strict=True):
                     group[option] = before
 
         change = f"{option}={value:g} in every parameter group"
-        return self.run(f"update_{option}", change, experiment, harness="update")
+        return self.run(f"update_{option}:{value:g}", change, experiment, harness="update")
 
     # ---- the steps before, with one thing changed
 

@@ -76,7 +76,8 @@ def ranked(causes: list[tuple[Cause, Claim]]) -> tuple[Cause, ...]:
 
     def key(entry: tuple[Cause, Claim]) -> tuple[bool, int, int]:
         cause, claim = entry
-        return not cause.proven, -_STRENGTH[claim.has] if not cause.proven else 0, _precedence(cause)
+        place = _precedence(cause) if claim.precedence is None else claim.precedence
+        return not cause.proven, -_STRENGTH[claim.has] if not cause.proven else 0, place
 
     best, *others = [cause for cause, _ in sorted(causes, key=key)]
     return (best, *(_beside(best, cause) for cause in others))

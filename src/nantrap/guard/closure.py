@@ -53,18 +53,17 @@ def attempt_with_closure(
         evaluations.append(micro)
         return micro.loss.total.detach()
 
-    snapshot = UpdateSnapshot(members.parameters, optimizer)
-    snapshot.take()
+    session.protected.copy_for_update()
     rates = current_rates(optimizer)
     optimizer.step(closure)  # type: ignore[arg-type]
     window.micros = [evaluations[0]]
-    return judge_evaluations(session, driver, window, finite.read(norms)[0], snapshot, rates)
+    return judge_evaluations(session, driver, window, finite.read(norms)[0], rates)
 
 
 def judge_evaluations(
-    session: Session, driver: Driver, window: Window, norm: float, snapshot: UpdateSnapshot, rates: tuple[float, ...]
+    session: Session, driver: Driver, window: Window, norm: float, rates: tuple[float, ...]
 ) -> Outcome:
-    """After an optimizer evaluated the loss several times: keep the result, or restore the copy taken before.
+    """After an optimizer evaluated the loss several times: keep the result, or restore what `copy_for_update` copied.
 
     A line search may try points where the loss overflows and reject them; only the start and the result count.
 
@@ -73,7 +72,6 @@ def judge_evaluations(
         driver: who makes the update.
         window: the step, with its first evaluation.
         norm: the gradient norm of the first evaluation.
-        snapshot: parameters and optimizer state before the step.
         rates: the learning rates in force.
     """
     first = window.micros[0]
@@ -82,13 +80,14 @@ def judge_evaluations(
     verdict = session.ranks.agree(Flags(origin=start_bad or bool(made), harmful=True))
     if not verdict.bad:
         window.count(first)
+        session.protected.release(anchored=session.anchors.keeps_attempts)
         reading = Reading(norm, window.loss, window.terms, rates)
         return accept(session, driver, window, reading)
     decision = judge(verdict, session.policy)
     result = UpdateSnapshot(session.protected.members.parameters, session.protected.optimizer)
     if decision.kind is Kind.OBSERVE:
         result.take()
-    snapshot.restore()
+    session.protected.undo()
     update = [] if start_bad else [replace(found, phase="optimizer") for found in made]
     observation = observe(
         session.protected,
@@ -98,6 +97,7 @@ def judge_evaluations(
         update=update,
         agreed=True,
         copy_gradients=not driver.owns_gradients,
+        evaluated=True,
     )
     reading = bad_reading(window, Reading(norm, math.nan, {}, rates), observation)
     if decision.kind is Kind.OBSERVE:

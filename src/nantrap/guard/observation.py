@@ -35,6 +35,7 @@ class Observation:
         agreed: every rank is here, so they may exchange what they find.
         micros: all micro-batches of the step, where it is not known which of them is at fault.
         number: which micro-batch of the step is at fault, from 1 on, and of how many, where that is known.
+        evaluated: the optimizer evaluated the loss itself, several times in its update.
     """
 
     micro: Micro
@@ -50,6 +51,7 @@ class Observation:
     agreed: bool = False
     micros: Sequence[Micro] = ()
     number: tuple[int, int] | None = None
+    evaluated: bool = False
 
     @property
     def phase(self) -> Phase:
@@ -78,6 +80,7 @@ def observe(
     harmless: bool = False,
     agreed: bool = False,
     copy_gradients: bool = False,
+    evaluated: bool = False,
 ) -> Observation:
     """Note what is bad.
 
@@ -92,6 +95,7 @@ def observe(
         harmless: only the loss is bad.
         agreed: every rank is here.
         copy_gradients: the gradients will be overwritten in place when the step is refused.
+        evaluated: the optimizer evaluated the loss itself: the gradients are of its last evaluation, and are not kept.
     """
     values = micro.values or []
     found: list[Finding] = [] if spike is None else [spike]
@@ -106,7 +110,8 @@ def observe(
     if buffers_bad:
         found += protected.ledger.findings("forward")
         found += [finding("parameter", *bad, "state") for bad in protected.ledger.bad_script_writes()]
-    gradients = {name: gradient.detach() for name, gradient in protected.members.named_gradients().items()}
+    known = {} if evaluated else protected.members.named_gradients()
+    gradients = {name: gradient.detach() for name, gradient in known.items()}
     return Observation(
         micro,
         values,
@@ -118,6 +123,7 @@ def observe(
         spike=spike is not None,
         harmless=harmless,
         agreed=agreed,
+        evaluated=evaluated,
     )
 
 

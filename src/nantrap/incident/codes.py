@@ -123,7 +123,7 @@ CAUSES: Final = (
     # the steps before
     Code("NT501", "lr_too_high", "high", 515, "the learning rate is beyond the stability limit"),
     Code("NT604", "resume_lr_jump", "high", 505, "the learning rate jumped"),
-    Code("NT503", "grad_norm_overflow", "medium", 510, "the norm of finite gradients overflowed"),
+    Code("NT503", "grad_norm_overflow", "medium", 520, "the norm of finite gradients overflowed"),
     Code("NT502", "exploding_gradient", "high", 660, "the gradients grew step by step until they overflowed"),
     Code("NT504", "bad_initialisation", "high", 640, "the first forward pass is already far outside any useful range"),
     Code("NT505", "dead_training", "high", 715, "nothing is learned: the updates are exactly zero"),

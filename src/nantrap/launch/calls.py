@@ -34,7 +34,6 @@ from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.state.rates import current_rates
-from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.window import Window
 from nantrap.launch.checkpointing import look_at_resume
 from nantrap.launch.companions import Scaled
@@ -330,10 +329,9 @@ def _evaluated_step(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], c
             first.append(loop.collector.window)
         return value
 
-    snapshot = UpdateSnapshot(members.parameters, loop.optimizer)
-    snapshot.take()
+    loop.session.protected.copy_for_update()
     rates = current_rates(loop.optimizer)
-    loop.evaluating = True  # the closure clears the gradients before each evaluation
+    loop.evaluating, loop.detector.frames = True, []  # the closure clears the gradients before each evaluation
     try:
         taken = run(watched)
     finally:
@@ -347,7 +345,8 @@ def _evaluated_step(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], c
     def judged(window: Window) -> Outcome:
         first = window.micros[0]
         first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
-        return judge_evaluations(loop.session, loop.driver, window, norm, snapshot, rates)
+        with loop.detector.as_kept():
+            return judge_evaluations(loop.session, loop.driver, window, norm, rates)
 
     loop.step(lambda: taken, judge=judged)
     return taken

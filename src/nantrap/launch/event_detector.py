@@ -274,6 +274,11 @@ class EventDetector:
         """A loss or a norm is not finite: note where the script is, unless an earlier one of this step was."""
         self.frames = self.frames or keep_frames()
 
+    def as_kept(self) -> AbstractContextManager[None]:
+        """The script as it was where its frames were kept, which are given up."""
+        frames, self.frames = self.frames, []
+        return _seen_from(frames)
+
     def note_judged(self, window: Window) -> None:
         """The step was refused: other optimizers need not report its bad losses."""
         self._diagnosed.judge(self, [micro.loss.total for micro in window.micros if micro.bad])

@@ -280,6 +280,8 @@ class ScriptLoop:
         window.micros.append(micro)
         if len(window.micros) > MOST_WHOLE:
             window.release_earlier()
+        if self.evaluating and len(window.micros) == 1:  # the closure has returned when the step is judged
+            self.detector.keep_frames()
         if collector.together:
             collector.tell_ranks(window)
         self._in_backward = True

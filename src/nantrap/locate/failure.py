@@ -141,7 +141,8 @@ class Failure:
         root_call: the root module's call, in the two-line form.
         restore_buffers: puts the buffers as before the step.
         restore_update: puts parameters and optimizer state as before the update; set where an update was undone.
-        run_update: the update itself, on the gradients of the failed step.
+        undone: the update made the non-finite values, and was undone.
+        evaluated: the optimizer evaluated the loss itself in its update, which is made with the loss computed again.
         bad_buffers: names of buffers, and of parameters without a gradient, that the forward pass made non-finite.
         written_between: names of parameters without a gradient that were finite after the last good step and that the
             program wrote since with non-finite values.
@@ -172,7 +173,8 @@ class Failure:
     rng: RngState | None = None
     root_call: RootCall | None = None
     restore_update: Callable[[], None] | None = None
-    run_update: Callable[[], None] | None = None
+    undone: bool = False
+    evaluated: bool = False
     bad_buffers: tuple[str, ...] = ()
     written_between: tuple[str, ...] = ()
     deliberate: tuple[str, ...] = ()
@@ -224,6 +226,38 @@ class Failure:
         finally:
             for leaf, gradient in others:
                 leaf.grad = gradient
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the update was at fault and can be made again."""
+        return self.undone and (self.repeatable or not self.evaluated)
+
+    def update(self, computes: Callable[[Any], Tensor] | None = None, batch: Any = None) -> None:
+        """The optimizer's update, on the gradients that are there; where it evaluates the loss itself, on a batch.
+
+        Args:
+            computes: the loss of another step.
+            batch: the batch of that step.
+        """
+        if not self.evaluated:
+            self.optimizer.step()
+            return
+        if computes is None:
+            assert self.forward is not None
+            assert self.rng is not None
+            computes, batch = self.forward, self.batch
+            self.rng.restore()
+
+        def evaluate() -> Tensor:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            with torch.enable_grad():
+                loss = computes(batch)
+                self.backward(loss)
+            return loss.detach()
+
+        step: Any = self.optimizer.step
+        step(evaluate)
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:

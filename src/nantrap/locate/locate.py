@@ -36,6 +36,10 @@ from nantrap.locate.twoline.rerun import compute_again
 from nantrap.locate.twoline.without_function import locate_without_function
 
 _LONGEST_ERROR = 200
+_NOT_EVALUATED = (
+    "the optimizer evaluates the loss several times in one step, and the loss could not be computed again: its update "
+    "was not made again"
+)
 
 
 @without_printed_warnings
@@ -91,8 +95,11 @@ def _with_entries(location: Location, failed: Failure) -> Location:
 
 def _locate(failed: Failure, budget: Budget, *, samples: bool) -> tuple[Failure, Location]:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
-    if failed.symptom == "optimizer" and failed.run_update is not None:
-        return _repeatable(failed), location_of(replay_update(failed), fallback="optimizer")
+    if failed.undone:
+        known = _repeatable(failed)
+        if known.can_update:
+            return known, location_of(replay_update(known), fallback="optimizer")
+        return known, Location(phase="optimizer", notes=(_NOT_EVALUATED,))
     if failed.symptom == "state" and failed.written_between:
         return failed, Location(phase="state", module=owner_of(failed.written_between[0]))
     if failed.norm_overflowed and math.isfinite(failed.loss_value):

@@ -34,18 +34,23 @@ _STABLE = 2.0
 """A loss that ended above this many times the first one is finite and not stable."""
 _THROWN = 1.0
 """Weights that a few updates moved by as much as their own size were thrown away rather than trained."""
+_FEW = 32
+"""How many updates are a few. In thousands of them a healthy training moves weights by their own size."""
 _THROWN_AT_ONCE = 2.0
 """One update that moves the weights by this many times their own size is no step of a training."""
 _EXPLODED = 1e6
 """A loss that grew by this factor within the recent steps was not raised by a harder batch."""
 _ROSE_AT_ONCE = 100.0
 """A loss that rises by this factor from one step to the next may have met a bad batch."""
+_BEFORE_PRECISION = 400
+"""Weights that one update threw away exceed the range of half precision as well: that is only where it shows."""
 _OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
 """Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0
 """A schedule moves a learning rate by less in one step; a restored state that does not fit moves it by more."""
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
 
+_LINE_SEARCH = 'let a line search choose it (LBFGS: line_search_fn="strong_wolfe")'
 _BESIDE = (
     "the step fails with older weights too: the batch, and what the program keeps beside the model (an average, a "
     "target network), are not taken back with them"
@@ -58,7 +63,7 @@ def lr_too_high(case: Case) -> Claim | None:
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
     if not _may_be_too_high(case):
-        return None
+        return _within_one_step(case)
     rates = _last_rates(case)
     rate = max(rates, default=math.nan)
     trial, part, lower = _slower(case, rate)
@@ -93,10 +98,13 @@ def lr_too_high(case: Case) -> Claim | None:
         if delays
         else "scale inputs and targets: a learning rate as low as this points to their size"
         if stable and trial.name.startswith(_FAR)
+        else _LINE_SEARCH
+        if case.failure.evaluated
         else "warm it up, or clip the gradients"
         if stable
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients{_or_a_batch(case)}",
         contests=not case.failure.repeatable and _is_likely(case, rate),
+        precedence=_BEFORE_PRECISION if _throws_at_once(case, rate) else None,
     )
 
 
@@ -188,6 +196,15 @@ def rate_explains(case: Case) -> bool:
     return bool(trial.finite) and _is_stable(case, trial)
 
 
+def weights_explain(case: Case) -> bool:
+    """Whether the updates made the weights bad: the step has a usual loss with lower learning rates, or with the
+    weights from before the updates."""
+    if rate_explains(case):
+        return True
+    older = case.lab.older_weights() if _may_be_too_high(case) else None
+    return older is not None and older.finite is True and _is_stable(case, older)
+
+
 def _may_be_too_high(case: Case) -> bool:
     """Whether the updates since an older state made the weights worse: the loss or the gradients grew, or the weights
     moved by more than their own size."""
@@ -197,6 +214,8 @@ def _may_be_too_high(case: Case) -> bool:
         return False
     if not case.failure.repeatable and not (_loss_overflowed(case) or _thrown(case)):
         return False  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
+    if not case.failure.repeatable and case.failure.evaluated and not case.grew:
+        return False  # an optimizer that makes many updates in one step may well move the weights far
     if any(_shows_good_weights(case, trial) for trial in case.lab.trials):
         return False
     # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
@@ -204,7 +223,7 @@ def _may_be_too_high(case: Case) -> bool:
 
 
 def _thrown(case: Case) -> bool:
-    return case.lab.moved >= _THROWN
+    return case.lab.moved >= _THROWN * max(1.0, case.lab.updates / _FEW)
 
 
 def _shows_good_weights(case: Case, trial: Trial) -> bool:
@@ -288,6 +307,29 @@ def _beyond_any_scale(case: Case) -> Claim | None:
         help="check what computes the learning rate: a schedule that divides by a step number, a warm-up or a "
         "remaining length of 0 gives Inf or NaN",
     )
+
+
+def _within_one_step(case: Case) -> Claim | None:
+    """An optimizer that makes several updates in one step threw the weights away inside of it."""
+    failed = case.failure
+    if not (failed.evaluated and failed.can_update):
+        return None
+    rate = max(float(group.get("lr", math.nan)) for group in failed.optimizer.param_groups)
+    for divisor in (10, 100, 1_000, 10_000):
+        trial = case.lab.update_with_rate(rate / divisor)
+        if trial.finite and trial.loss is not None and abs(trial.loss) <= _STABLE * abs(failed.loss_value):
+            return Claim(
+                "tried",
+                f"a learning rate of {rate:.4g} is beyond the stability limit: within one step the updates threw the "
+                "weights away",
+                (f"the loss was {failed.loss_value:.3g} and its gradients finite when the step began",),
+                trial=trial,
+                shows=f"with a learning rate of {rate / divisor:.3g} the step is finite, and its loss is "
+                f"{trial.loss:.3g} at its end",
+                remedies=(Remedy(f"a learning rate of {rate / divisor:.3g}", trial),),
+                help=_LINE_SEARCH,
+            )
+    return None
 
 
 def _only_delays(case: Case, slower: Trial) -> str:

@@ -14,7 +14,6 @@ from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import as_loss
 from nantrap.guard.observation import Observation
 from nantrap.guard.session import Session
-from nantrap.guard.state.protected import needs_closure
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.watching.ranges import inputs_of, outside_in_words
 from nantrap.guard.window import Micro
@@ -90,7 +89,6 @@ def failure_of(session: Session, observation: Observation) -> Failure:
         fn = micro.forward
         forward = lambda batch: as_loss(fn(batch)).total  # noqa: E731
     findings = observation.findings
-    evaluates = needs_closure(protected.optimizer)  # its update is not made of these gradients alone (LBFGS)
     return Failure(
         step=session.progress.step,
         root=protected.root,
@@ -108,7 +106,8 @@ def failure_of(session: Session, observation: Observation) -> Failure:
         rng=micro.rng,
         root_call=micro.root_call,
         restore_update=protected.restore_for_replay(undone=observation.update),
-        run_update=protected.optimizer.step if observation.update and not evaluates else None,
+        undone=observation.update,
+        evaluated=observation.evaluated,
         deliberate=tuple(protected.ledger.exempt_names()),
         bad_buffers=tuple(
             f.name for f in findings if f.kind == "buffer" or (f.kind, f.phase) == ("parameter", "forward")

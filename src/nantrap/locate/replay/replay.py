@@ -193,7 +193,6 @@ def _one_by_one(failed: Failure) -> Iterator[None]:
 
 def _update_again(failed: Failure, way: contextlib.AbstractContextManager[None]) -> Replay:
     """The update once more, with the gradients and the state of before it, seen operation by operation."""
-    assert failed.run_update is not None
     with failed.rewound():
         for name, parameter in failed.parameters.items():
             gradient = failed.gradients.get(name)
@@ -202,7 +201,7 @@ def _update_again(failed: Failure, way: contextlib.AbstractContextManager[None])
         error: BaseException | None = None
         with way, trace:  # the options of the groups were restored by now
             try:
-                failed.run_update()
+                failed.update()
             except Exception as exception:
                 error = exception
         sinks = [Sink(f"parameter {n}", "state", trace.origins_of(p)) for n, p in failed.parameters.items()]
