@@ -206,7 +206,7 @@ def what(incident: Incident) -> str:
     elsewhere = f"it began on rank {origin_rank(incident)}, " if _began_elsewhere(incident) else ""
     if cause is not None and cause.slug != "unknown":
         summary = visible(cause.summary or cause.title)
-        said = module is None or module == "loss" or module in summary  # the summary names the place already
+        said = module in (None, "loss", incident.phase) or module in summary  # the summary names the place already
         return f"{elsewhere}{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
     if seen := _seen(incident, where):
         return elsewhere + seen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nantrap.causes.claim import Claim, rule
 from nantrap.causes.facts import SECOND_MOMENTS, limit
 from nantrap.causes.rounds import growing_rounds
-from nantrap.causes.rules.learning_rate import weights_explain
+from nantrap.causes.rules.learning_rate import updates_explain
 from nantrap.thresholds import STILL_AT_A_FAILURE, has_grown
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     squared = None if finding is not None else _largest_squared(case)
     if finding is None and squared is None:
         return None
-    messenger = weights_explain(case)
+    messenger = updates_explain(case)
     if squared is not None:
         name, largest, end = squared
         facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {end:.3g}"]

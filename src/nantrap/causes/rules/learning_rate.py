@@ -50,6 +50,10 @@ _JUMP = 5.0
 """A schedule moves a learning rate by less in one step; a restored state that does not fit moves it by more."""
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
 
+_DIRECTION = (
+    "check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower learning rate "
+    "only delays it"
+)
 _LINE_SEARCH = 'let a line search choose it (LBFGS: line_search_fn="strong_wolfe")'
 _BESIDE = (
     "the step fails with older weights too: the batch, and what the program keeps beside the model (an average, a "
@@ -93,19 +97,24 @@ def lr_too_high(case: Case) -> Claim | None:
         trial=trial,
         shows=case.lab.steps_in_words(f"with {part}"),
         remedies=(Remedy(f"{part}{tried}" if known else part, trial),) if stable else (),
-        help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
-        "learning rate only delays it"
+        help=_DIRECTION
         if delays
         else "scale inputs and targets: a learning rate as low as this points to their size"
         if stable and trial.name.startswith(_FAR)
-        else _LINE_SEARCH
-        if case.failure.evaluated
-        else "warm it up, or clip the gradients"
+        else _gentler(case, "")
         if stable
-        else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients{_or_a_batch(case)}",
+        else _gentler(case, f"lower the learning rate{tried if known else ''}") + _or_a_batch(case),
         contests=not case.failure.repeatable and _is_likely(case, rate),
         precedence=_BEFORE_PRECISION if _throws_at_once(case, rate) else None,
     )
+
+
+def _gentler(case: Case, lower: str) -> str:
+    """What to do besides, or instead of, a lower learning rate, as far as the guard does not do it already."""
+    clips = case.run.max_grad_norm is not None
+    others = [_LINE_SEARCH] if case.failure.evaluated else ["warm it up", "" if clips else "clip the gradients"]
+    *said, last = (each for each in (lower, *others) if each)
+    return f"{', '.join(said)}, or {last}" if said else last
 
 
 def _slower(case: Case, rate: float) -> tuple[Trial, str, float]:
@@ -179,30 +188,22 @@ def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
         _how_far(case),
         trial=undone,
         shows=f"with {undone.change} the step is finite",
-        help=f"lower the learning rate (for example to {min(rate / 100, _USUAL_RATE):.3g}), warm it up, or clip the "
-        "gradients",
+        help=_gentler(case, f"lower the learning rate (for example to {min(rate / 100, _USUAL_RATE):.3g})"),
     )
 
 
-def rate_explains(case: Case) -> bool:
-    """Whether updates with a lower learning rate lead to a step that is finite, with a usual loss; where nothing can
-    be tried, whether the learning rate is the likely reason."""
+def updates_explain(case: Case) -> bool:
+    """Whether the updates made the weights bad: the step has a usual loss after updates with a lower learning rate, or
+    with the weights from before them; where nothing can be tried, whether the learning rate is the likely reason."""
     if not _may_be_too_high(case):
         return False
     rate = max(_last_rates(case), default=math.nan)
     if not case.failure.repeatable:
         return _is_likely(case, rate)
     trial = _slower(case, rate)[0]
+    if not (trial.finite and _is_stable(case, trial)):
+        trial = case.lab.older_weights() or trial
     return bool(trial.finite) and _is_stable(case, trial)
-
-
-def weights_explain(case: Case) -> bool:
-    """Whether the updates made the weights bad: the step has a usual loss with lower learning rates, or with the
-    weights from before the updates."""
-    if rate_explains(case):
-        return True
-    older = case.lab.older_weights() if _may_be_too_high(case) else None
-    return older is not None and older.finite is True and _is_stable(case, older)
 
 
 def _may_be_too_high(case: Case) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from nantrap.causes.claim import Claim, Has, rule
 from nantrap.causes.facts import describe, lone_giant, made_so
 from nantrap.causes.rules.batch import largest_input
-from nantrap.causes.rules.learning_rate import rate_explains
+from nantrap.causes.rules.learning_rate import updates_explain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         and _only_buffers(case)
         and (how := written_as(case, bad[0])) in ("average", "unseen")
     ):
-        if rate_explains(case) or _written_beside_the_update(case):
+        if updates_explain(case) or _written_beside_the_update(case):
             return None  # of weights that were thrown away it only shows first; a hook of the update is no forward pass
         # an input whose square does not fit is the reason; what was not seen may be no average
         unsure = largest_input(case) is not None or (how == "unseen" and not bad[0].endswith(_RUNNING))
