@@ -18,6 +18,7 @@ IN_TESTS_OF_THEIR_OWN = {
     "or leave such values out of the step": "guard/diagnosis/test_armed.py",
     "a hook on a gradient": "causes/test_shown_remedies.py",
     "a GradScaler at most doubles it": "launch/test_state_causes.py",
+    "let a line search choose it": "launch/test_state_causes.py",
     "was read before all of it was written": "causes/test_unwritten_memory.py",
     "leaves a part of its result unwritten": "causes/test_unwritten_memory.py",
     "torch.zeros, zeros_like or new_zeros instead": "causes/test_unwritten_memory.py",

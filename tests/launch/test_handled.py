@@ -346,6 +346,7 @@ def test_an_update_that_evaluates_the_model_is_not_run_again_without_its_closure
     assert (summary.steps, summary.applied, summary.state_finite) == (4, 3, True)
     err = capsys.readouterr().err
     assert "skipped: optimizer: parameter 0.weight: 48 of 48 values are NaN" in err
+    assert "the loss could not be computed again: its update was not made again" in err
     assert "TypeError" not in err
 
 

@@ -190,13 +190,13 @@ class Case:
         """
         from nantrap.locate import tensors_of
         from nantrap.locate.trace.storage import share_memory
-        from nantrap.locate.twoline.caller import computed_by_loop, given_by_loop
+        from nantrap.locate.twoline.caller import given_by_loop, replaced_by_loop
 
         given = [t for _, t in tensors_of(self.failure.batch)]
         if not self.failure.repeatable or not given:  # a closure reads its batch itself
             given += given_by_loop()
-        computed = computed_by_loop() if self.failure.root_call is not None else []
-        if any(share_memory(t, tensor) for t in given) and not any(share_memory(t, tensor) for t in computed):
+        replaced = replaced_by_loop() if self.failure.root_call is not None else []
+        if any(share_memory(t, tensor) for t in given) and not any(share_memory(t, tensor) for t in replaced):
             return "loader"
         calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         for call in calls:

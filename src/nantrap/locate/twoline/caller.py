@@ -195,14 +195,13 @@ def given_by_loop() -> list[Tensor]:
     return [] if frame is None else _tensors_of_names(frame, names_of_loop(frame))
 
 
-def computed_by_loop() -> list[Tensor]:
-    """The tensors that the body of the caller's loop computed, also where it took a name for them that its iterable
-    gives: `y = y / y.std()`."""
+def replaced_by_loop() -> list[Tensor]:
+    """The tensors that the body of the caller's loop computed and gave a name that its iterable had given to others:
+    `y = y / y.std()`."""
     frame = caller()
     if frame is None:
         return []
-    _, made, _ = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
-    return _tensors_of_names(frame, made)
+    return _tensors_of_names(frame, taken_by_loop(frame) - names_of_loop(frame))
 
 
 def _tensors_of_names(frame: Frame, names: frozenset[str]) -> list[Tensor]:
