@@ -195,4 +195,5 @@ def test_a_data_loader_gives_tensors_of_every_kind(kind: str, settings: RunSetti
         (loop,) = attachment.registry
     assert (loop.tally.applied, loop.tally.skipped) == (2, 1)
     assert loop.last_incident is not None
-    assert loop.last_incident.dataset_indices == (8,)
+    # a batch with a strided nested tensor is not followed to its dataset: it has no shape to compare
+    assert loop.last_incident.dataset_indices == (() if kind == "nested with strides" else (8,))
