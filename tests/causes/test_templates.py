@@ -36,7 +36,6 @@ WITHOUT_A_PAIR = (
     "torch.zeros instead of torch.empty, or fill it before it is read",
     " is finite on the same inputs on which it failed",
     "that fits into ",
-    "use another backend or an equivalent form for this operation",
     "run compiled, it fails again, twice",
     "train eagerly, or exclude the part with torch.compiler.disable",
     "checksums of the parameters: ",

@@ -74,6 +74,7 @@ def _required() -> list[tuple[str, str]]:
 
 
 def _package(name: str, least: str) -> InstallRow:
+    """The row of one package: its version, and whether that is new enough."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

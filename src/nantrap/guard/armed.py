@@ -60,24 +60,37 @@ class LiveTrace(Trace):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
+        kwargs = kwargs or {}
         aside = self.ended or self.aside or active_replays or makes_a_graph()
         if aside or len(self.ops) >= self._most or os.getpid() != self._process:
             if not aside and self._most == _MOST_BEFORE:
-                self.ended = True
-                leave_mode_soon(self)
-            return func(*args, **(kwargs or {}))
+                self._give_up()
+            return func(*args, **kwargs)
         self._busy = True
         try:
-            if not self.tape.wanted:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            given = self.tape.before(func, args, kwargs or {})
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            self.tape.after(self.ops[-1], func, given, result)
-            if len(self.externals) > len(self.ways) < _MOST_WAYS:
-                self._note_ways()
+            try:
+                taped = self.tape.before(func, args, kwargs) if self.tape.wanted else None
+                given = self.before(func, args, kwargs)
+            except Exception:  # an operand of a kind that nothing here can read: the step goes on without a trace
+                self._give_up()
+                return func(*args, **kwargs)
+            result = func(*args, **given.kwargs)
+            try:
+                self.after(given, result)
+                if taped is not None:
+                    self.tape.after(self.ops[-1], func, taped, result)
+                    if len(self.externals) > len(self.ways) < _MOST_WAYS:
+                        self._note_ways()
+            except Exception:
+                self._give_up()
             return result
         finally:
             self._busy = False
+
+    def _give_up(self) -> None:
+        """Record nothing more: the step goes on without a trace."""
+        self.ended = True
+        leave_mode_soon(self)
 
     def _note_ways(self) -> None:
         """A bad value has come into the step that no operation made. The functions that made it are still running, or

@@ -155,7 +155,9 @@ def _clears(owner: Any, loop: ScriptLoop, *, inherited: bool) -> bool:
     """
     if isinstance(owner, nn.Module):
         return any(module is loop.model for module in owner.modules())
-    inner = innermost(owner) if inherited else owner
+    inner = innermost(owner)
+    if inner is not owner and not inherited:
+        return False
     if inner is loop.optimizer or not isinstance(inner, Optimizer):
         return inner is loop.optimizer
     owned = {id(parameter) for group in inner.param_groups for parameter in group["params"]}

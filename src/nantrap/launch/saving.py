@@ -92,6 +92,8 @@ def install(patches: Patches, registry: OptimizerRegistry) -> SaveGate:
     for serialiser in SERIALISERS:
 
         def wrap(module: ModuleType, serialiser: Serialiser = serialiser) -> None:
+            """Put the gate in front of one function of a module that was just imported."""
+
             def save(original: Any, *args: Any, **kwargs: Any) -> Any:
                 return gate.save(serialiser, original, args, kwargs)
 

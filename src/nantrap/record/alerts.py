@@ -208,6 +208,7 @@ def _run_command(command: str | Sequence[str], document: Mapping[str, Any], text
 
 
 def _post(address: str, document: Mapping[str, Any]) -> None:
+    """Send a document to an address as JSON, and raise what goes wrong."""
     import urllib.error  # only for a run that has something to send
     import urllib.request
 

@@ -303,7 +303,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("where after log", "root of zero"): (
         "the branch of log that was not selected put NaN into the gradient",
         "with an argument that is safe on both branches the step is finite",
-        ", and so it is where it leaves",
+        ", and also 0 where it leaves",
         "the local derivative of",
         "select before the operation, not after it: log(torch.where(ok, x, 1.0)), then torch.where on the result",
         "these places were not selected",
@@ -404,12 +404,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the slope of a / b next to zero",
         "a / b was computed almost at 0",
     ),
-    ("a weight of 0 after a where that selects all", "where after log"): ("and so it is where it leaves MulBackward0",),
-    ("where after log", "a weight of 0 after a where that selects all"): (
-        "and so it is where it leaves WhereBackward0",
-    ),
+    ("a weight of 0 after a where that selects all", "where after log"): ("and also 0 where it leaves MulBackward0",),
+    ("where after log", "a weight of 0 after a where that selects all"): ("and also 0 where it leaves WhereBackward0",),
     ("a weight of 0 after a where that selects all", "a product of p and log p under a mask"): (
-        "and so it is where it leaves MulBackward0",
+        "and also 0 where it leaves MulBackward0",
     ),
     ("a product of p and log p under a mask", "where after log"): (
         "the derivative of x log y is infinite at exactly zero",

@@ -373,7 +373,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "needs 9 frames for its target, the input has 6",
     ),
     ("a target longer than its input", "a blank of probability 0 in a sequence that fits"): (
-        "1 of 2 targets does not fit",
+        "targets that are too long for their input: 1 of 2 (sample ",
         "nantrap.ops.ctc_loss leaves such samples out",
     ),
     ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),

@@ -175,7 +175,7 @@ def test_wrong_use(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file; give a folder to move checkpoints into"):
         quarantine(audits, tmp_path / "file")
-    with pytest.raises(UsageError, match="quarantine works on local files only"):
+    with pytest.raises(UsageError, match="addresses are not supported, only local paths"):
         quarantine(audits, "s3://bucket/jail")
     assert (tmp_path / "checkpoint-1" / "pytorch_model.bin").exists()
 

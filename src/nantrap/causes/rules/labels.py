@@ -274,12 +274,12 @@ def ctc_infeasible_alignment(case: Case) -> Claim | None:
             if bad and not bool(call.outputs[0].isfinite().all()):
                 sample, needed, given = bad[0]
                 where = ", ".join(f"sample {s} needs {n} of {g} frames" for s, n, g in bad[:4])
-                verb, these = ("does", "this sample") if len(bad) == 1 else ("do", "these samples")
+                these = "this sample" if len(bad) == 1 else "these samples"
                 return Claim(
                     "measured",
                     f"sample {sample} needs {needed} frames for its target, the input has {given}",
                     (
-                        f"{len(bad)} of {call.args[0].shape[1]} targets {verb} not fit: {where}",
+                        f"targets that are too long for their input: {len(bad)} of {call.args[0].shape[1]} ({where})",
                         "a target of length L with r repeated neighbours needs at least L + r input frames",
                     ),
                     remedies=(case.remedy("ctc", _with_safe_ctc(case, call), "ctc_loss"),),

@@ -156,8 +156,10 @@ class Flow:
         if len(outputs) != 1 or name in SELECTS or name in MIXES or not _has_places(outputs[0]):
             return _NONE
         result = outputs[0]
-        gone, places, origins = self._places_in(arguments, result)
         finite = ~bad_places(result)
+        if finite.shape != result.shape:  # this rank holds a part of it
+            return _NONE
+        gone, places, origins = self._places_in(arguments, result)
         if made and gone is not None and not bool((~finite & ~gone).any()):
             return origins
         either = gone if places is None else places if gone is None else gone | places
@@ -181,8 +183,8 @@ class Flow:
             if known is not None and known[0].numel() == tensor.numel():
                 found = known[0].reshape(tensor.shape).expand(result.shape)
                 gone, origins = found if gone is None else gone | found, origins | known[1]
-            if bad and tensor.is_floating_point():
-                found = bad_places(tensor).expand(result.shape)
+            if bad and tensor.is_floating_point() and (own := bad_places(tensor)).shape == tensor.shape:
+                found = own.expand(result.shape)
                 places, origins = found if places is None else places | found, origins | bad
         return gone, places, origins
 
