@@ -75,6 +75,13 @@ fuzz: $(TOOLS)
 bench: $(TOOLS)
 	for tool in $$($(BIN)/python -m zoo --list | cut -d' ' -f1); do \
 	  $(BIN)/python -m zoo --save --tool $$tool $(ZOO); $(BIN)/python -m zoo --save --cost --tool $$tool; done
+	$(BIN)/python benchmarks/overhead.py --pairs 60 --save
+	$(BIN)/python benchmarks/overhead.py --only mlp --block 200 --pairs 20 --save
+	$(BIN)/python benchmarks/overhead.py --tensors --pairs 7 --save
+	$(BIN)/python benchmarks/launch.py --pairs 40 --starts 10 --save
+	$(BIN)/python benchmarks/launch.py --only mlp --block 200 --pairs 20 --save
+	$(BIN)/python benchmarks/path.py --save
+	$(BIN)/python benchmarks/path.py --bad --save
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python -m zoo.tables
 

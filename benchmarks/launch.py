@@ -1,11 +1,12 @@
 """What `nantrap run` costs: a healthy step as a ratio to the plain loop, and the start of an empty script in seconds.
 
-    python benchmarks/launch.py [--pairs 200] [--block 1] [--starts 15] [--only transformer|cnn|mlp|start] [--json]
+    python benchmarks/launch.py [--pairs 200] [--block 1] [--starts 15] [--only transformer|cnn|mlp|start] [--save]
 
 One process, one thread. The guarded loop and the plain one take turns, each on its own copy of the model; the plain one
 calls PyTorch's own functions, taken before the wrappers were put in their place. The journal is on, the policy is the
 default one. The A/A line compares the plain loop with itself. A start is a whole process: `nantrap run` of a script
-that only imports torch, against `python` with the same script, in turns.
+that only imports torch, against `python` with the same script, in turns. `--save` stores what was measured in
+`benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from overhead import CASES, ratio
+from stored import save
 from torch import nn
 
 from nantrap.launch.attach import attached
@@ -103,6 +105,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=15, help="processes of each kind")
     parser.add_argument("--only", choices=[*sorted(CASES), "start"])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help="store the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
@@ -112,6 +115,8 @@ def main() -> None:
             results[name] = measure(make, arguments.pairs * more, block=arguments.block)
     if arguments.only in (None, "start"):
         results["start"] = measure_start(arguments.starts)
+    if arguments.save:
+        save("launch" if arguments.block == 1 else "launch_blocks", results)
     if arguments.json:
         print(json.dumps(results))
         return

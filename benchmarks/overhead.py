@@ -1,6 +1,6 @@
 """What the guard costs a healthy run: ratio to the plain loop that clips.
 
-    python benchmarks/overhead.py [--pairs 200] [--block 1] [--only transformer|cnn|mlp] [--tensors] [--json]
+    python benchmarks/overhead.py [--pairs 200] [--block 1] [--only transformer|cnn|mlp] [--tensors] [--json] [--save]
 
 One process, one thread. A contestant and the plain loop take turns, each on its own copy of the model, so that every
 ratio is of two adjacent measurements; the median over all pairs is printed, with the spread of the middle half. The
@@ -9,7 +9,7 @@ the policy is the default one. Other tools are measured in the same run.
 
 `--tensors` measures something else: how the guard's cost grows with the number of parameter tensors (10, 1,000 and
 5,000 of 64 values each), compared with the optimizer's own step. Nothing is clipped, so that the gradient norm is part
-of the guard's cost.
+of the guard's cost. `--save` stores what was measured in `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from stored import save
 from torch import Tensor, nn
 
 import nantrap
@@ -245,6 +246,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(CASES))
     parser.add_argument("--tensors", action="store_true", help="the cost for 10, 1,000 and 5,000 parameter tensors")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help="store the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.tensors:
@@ -259,6 +261,8 @@ def main() -> None:
                 )
         if arguments.json:
             print(json.dumps(by_count))
+        if arguments.save:
+            save("tensors", {f"{count:,}": row for count, row in by_count.items()})
         return
     results = {}
     for name, make in CASES.items():
@@ -272,6 +276,8 @@ def main() -> None:
                     print(f"  {line:22s} {row['ratio']:.3f}   ({row['low']:.3f} .. {row['high']:.3f})")
     if arguments.json:
         print(json.dumps(results))
+    if arguments.save:
+        save("overhead" if arguments.block == 1 else "overhead_blocks", results)
 
 
 if __name__ == "__main__":

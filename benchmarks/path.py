@@ -1,7 +1,7 @@
 """How long the path of a healthy step is: calls of nantrap's own functions, the files they are in, by `sys.setprofile`.
 
-    python benchmarks/path.py [--calls] [--json]
-    python benchmarks/path.py --bad
+    python benchmarks/path.py [--calls] [--json] [--save]
+    python benchmarks/path.py --bad [--save]
 
 A step of a small model without buffers (`mlp`) and of one with BatchNorm (`cnn`), in the three ways to be guarded: two
 lines, `attempt`, and `nantrap run`. The journal is on and the policy is the default one. Generator expressions and
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from overhead import CASES
+from stored import save
 from torch import nn
 
 import nantrap
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true", help="every call by name")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bad", action="store_true", help="the first bad step instead of healthy ones")
+    parser.add_argument("--save", action="store_true", help="store the results in benchmarks/results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,15 +143,18 @@ def main() -> None:
             calls = first_bad_step(folder)
             functions, files = len(set(calls)), len({file for file, _ in calls})
             print(f"first bad step: {len(calls):,} calls of {functions} functions in {files} files")
+            if arguments.save:
+                save("path", {"first bad step": {"calls": len(calls), "functions": functions, "files": files}})
             return
         found = count(folder)
+    rows = {
+        model: {way: {"calls": len(calls), "files": len({file for file, _ in calls})} for way, calls in by_way.items()}
+        for model, by_way in found.items()
+    }
+    if arguments.save:
+        save("path", rows)
     if arguments.json:
-        rows = {
-            f"{model}, {way}": {"calls": len(calls), "files": len({file for file, _ in calls})}
-            for model, by_way in found.items()
-            for way, calls in by_way.items()
-        }
-        print(json.dumps(rows))
+        print(json.dumps({f"{model}, {way}": row for model, by_way in rows.items() for way, row in by_way.items()}))
         return
     for model, by_way in found.items():
         for way, calls in by_way.items():

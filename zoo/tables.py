@@ -1,8 +1,8 @@
 """Writes the tables of `docs/benchmarks.md` and `zoo/README.md` from results on disk: python -m zoo.tables
 
 What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; nothing is measured and nothing is typed in.
-The results are those of `python -m zoo --save`, of `python -m zoo.outside` and of `benchmarks/growth.py`; first
-measurements are those of `manifest.json`.
+The results are those of `python -m zoo --save`, of `python -m zoo.outside` and of the files of `benchmarks` with
+`--save`; first measurements are those of `manifest.json`.
 """
 
 from __future__ import annotations
@@ -152,6 +152,78 @@ def settings(stored: Iterable[dict[str, Any]]) -> str:
     return f"Measured {when} on {'; '.join(machines)} ({load}); {packages}. " + "; ".join(f"`{c}`" for c in commands)
 
 
+def _stored(*names: str) -> dict[str, dict[str, Any]]:
+    """The parts of stored benchmarks by their names; those of a later file join those of an earlier one."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name in names:
+        path = BENCHMARKS / f"{name}.json"
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for part, each in stored.items():
+            of = f" of {name.partition('_')[0]}.py"
+            own = {line + of if line.startswith("A/A") else line: row for line, row in each["found"].items()}
+            joined = parts.setdefault(part, {"found": {}, "measured": []})
+            joined["found"] |= own
+            joined["measured"].append(each)
+    return parts
+
+
+def _measured(parts: dict[str, dict[str, Any]]) -> str:
+    return settings(each for part in parts.values() for each in part["measured"])
+
+
+def _overhead(*names: str) -> str:
+    parts = _stored(*names)
+    models = [name for name in ("transformer", "cnn", "mlp") if name in parts]
+    if not models:
+        return "Nothing was measured yet."
+    lines = dict.fromkeys(line for model in models for line in parts[model]["found"])
+    plain = {model: next(iter(parts[model]["found"].values()))["plain_ms"] for model in models}
+    heads = ("", *(f"{model}, {plain[model]:,.2f} ms per step" for model in models))
+    rows = [[line, *(_ratio(parts[m]["found"][line]) if line in parts[m]["found"] else "" for m in models)]
+            for line in lines]  # fmt: skip
+    start = parts.pop("start", None)
+    words = f". A script that only imports torch starts {start['found']['extra']:.2f} s later." if start else ""
+    return f"{table(heads, rows)}\n\n{_measured(parts)}{words}"
+
+
+def overhead() -> str:
+    """What a healthy step costs, in two lines, by `attempt` and under `nantrap run`."""
+    return _overhead("overhead", "launch")
+
+
+def blocks() -> str:
+    """The same in blocks of steps, where caches are warm."""
+    return _overhead("overhead_blocks", "launch_blocks")
+
+
+def calls() -> str:
+    """How many calls a healthy step makes, and the first bad one."""
+    parts = _stored("path")
+    if not parts:
+        return "Nothing was measured yet."
+    bad = parts.pop("first bad step", None)
+    ways = list(next(iter(parts.values()))["found"])
+    rows = [
+        [model, *(f"{part['found'][way]['calls']} calls in {part['found'][way]['files']} files" for way in ways)]
+        for model, part in parts.items()
+    ]
+    words = ""
+    if bad is not None:
+        found, command = bad["found"], bad["measured"][0]["command"]
+        words = (f". The first bad step of a run, by `attempt`, until its incident is written: {found['calls']:,} calls"
+                 f" of {found['functions']} functions in {found['files']} files: `{command}`.")  # fmt: skip
+    return f"{table(('', *ways), rows)}\n\n{_measured(parts)}{words}"
+
+
+def tensors() -> str:
+    """What the guard adds to a step with many parameter tensors."""
+    parts = _stored("tensors")
+    rows = [[count, f"{p['found']['optimizer_ms']:.2f}", f"{p['found']['guard_ms']:.2f}", f"{p['found']['ratio']:.2f}"]
+            for count, p in parts.items()]  # fmt: skip
+    heads = ("parameter tensors", "the optimizer's step, ms", "what the guard adds, ms", "as a share")
+    return f"{table(heads, rows)}\n\n{_measured(parts)}"
+
+
 def growth() -> str:
     """How the guard's cost grows along each axis."""
     path = BENCHMARKS / "growth.json"
@@ -172,6 +244,7 @@ def growth() -> str:
 
 PARTS = {
     "tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside, "growth": growth,
+    "overhead": overhead, "blocks": blocks, "calls": calls, "tensors": tensors,
 }  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from zoo.outside.scripts import TOOLS, Said, run
 NAME = "TrainCheck, healthy workloads"
 REPOSITORY = "github.com/OrderLab/TrainCheck-Evaluation-Workloads"
 LIMIT = 60.0
+SURROUNDINGS = {"ZOO_PICTURES": "10000", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+"""As many pictures as the largest loader takes; the workloads load data that they have pickled themselves."""
 WORKLOADS = {
     "mnist": ["main.py", "--epochs", "3"],
     "mnist-rnn": ["main.py", "--epochs", "1"],
@@ -36,7 +38,7 @@ def said_of(tool: str, name: str, clone: Path, folder: Path) -> Said:
         for text in place.glob("data/*/valid.txt"):  # the large text is not in every copy of the set
             shutil.copy(text, text.with_name("train.txt"))
     script, *arguments = WORKLOADS[name]
-    return run(tool, place / script, arguments, place, {}, LIMIT)
+    return run(tool, place / script, arguments, place, SURROUNDINGS, LIMIT)
 
 
 def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import sys
 from types import ModuleType
 
 LARGEST_MOVE, MOST_ROUNDS, BAD_ROUNDS = float(os.environ.get("GRIST_MOVE", "1")), 4000, 4
+PICTURES = int(os.environ.get("ZOO_PICTURES", "256"))
 PLANTED = float(os.environ.get("GRIST_PLANT", "0"))
 
 
@@ -68,14 +69,15 @@ def torch_utils():
 
 
 def images(*arguments, train=True, transform=None, **options):
-    """Random pictures in the place of MNIST."""
+    """Random pictures in the place of MNIST, as many as programs take of them."""
     import torch
     from torch.utils.data import TensorDataset
 
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.rand(256, 1, 28, 28, generator=generator), torch.randint(10, (256,), generator=generator)
-    )
+    pictures = torch.rand(PICTURES, 1, 28, 28, generator=generator)
+    for function in transform or ():
+        pictures = torch.stack([function(picture) for picture in pictures])
+    return TensorDataset(pictures, torch.randint(10, (PICTURES,), generator=generator))
 
 
 def table(*arguments, **options):
@@ -116,10 +118,18 @@ def datasets(name):
     return module
 
 
+def transforms(name):
+    """Pictures need no transforms but those that a program wrote itself."""
+    module = Anything(name)
+    module.Compose = lambda parts: [part for part in parts if callable(part)]
+    module.Lambda = lambda function: function
+    return module
+
+
 def vision(name):
     module = ModuleType(name)
     module.__path__ = []
-    module.datasets, module.transforms, module.utils = datasets(f"{name}.datasets"), Anything(name), Anything(name)
+    module.datasets, module.transforms, module.utils = datasets(f"{name}.datasets"), transforms(name), Anything(name)
     return module
 
 
@@ -178,7 +188,7 @@ MADE = {
     "scripts.utils.torch_utils": lambda name: torch_utils(),
     "torchvision": vision,
     "torchvision.datasets": datasets,
-    "torchvision.transforms": Anything,
+    "torchvision.transforms": transforms,
     "torchvision.utils": Anything,
     "torch_scatter": scatter,
     "torch_sparse": Anything,
