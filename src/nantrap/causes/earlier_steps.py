@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Rerun, clip
 from nantrap.finite import any_nonfinite
@@ -109,7 +107,7 @@ def with_earlier_inputs(case: Case) -> list[Any]:
     batches = [case.failure.batch]
     if call is None:
         return batches
-    inputs = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
+    inputs = call.inputs()
     held = {id(tensor) for _, tensor in tensors_of(case.failure.batch)}
     if not inputs or not held.issuperset(map(id, inputs)):
         return batches

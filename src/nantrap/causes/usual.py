@@ -154,8 +154,6 @@ def sizes_of(tensor: Tensor) -> list[float]:
 
 def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
     """Each tensor that came in, with the largest magnitudes of the same tensor in earlier batches."""
-    import torch
-
     failed = case.failure
     earlier = [dict(ordinary_tensors(batch)) for batch in _batches_before(case)]
     if earlier:
@@ -168,7 +166,7 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
     if call is None:
         return
     names = {id(tensor): in_words(path) for path, tensor in ordinary_tensors(failed.batch)}
-    given = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    given = call.inputs()
     for position, tensor in enumerate(given):
         same = [one[position] for one in call.before if len(one) == len(given)]  # large ones are not kept
         if _is_measured(tensor) and not tensor.requires_grad:

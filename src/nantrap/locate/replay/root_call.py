@@ -254,6 +254,10 @@ class RootCall:
                 own.pop(name, None)
             own.update(before)
 
+    def inputs(self) -> list[Tensor]:
+        """The floating-point tensors that the model was called with, in the order in which `before` keeps them."""
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
+
     def chain(self) -> list[RootCall]:
         """The calls of the step, oldest first."""
         calls = [self]
