@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["nantrap"]):
     from nantrap.checkpoints.store.config_rate import configured_rate
     from nantrap.doctor.data import check_data
     from nantrap.errors import NantrapError
-    from nantrap.record import open_run, read_bundle, read_journal
+    from nantrap.record import open_run, read_bundle
 
 PLACE = Path(tempfile.mkdtemp(prefix="nantrap-fuzz-"))
 
@@ -73,7 +73,7 @@ def _journal(data: bytes) -> None:
     path = PLACE / "journal-r0.jsonl"
     path.write_bytes(data)
     with contextlib.suppress(NantrapError):
-        list(read_journal(path))
+        open_run(path)
 
 
 def _config(data: bytes) -> None:

@@ -21,7 +21,7 @@ def loads_torch(code: str) -> bool:
         "import nantrap",
         "import nantrap; nantrap.Incident(step=1).to_dict(); nantrap.UsageError",
         "from nantrap import Incident, Cause, NonFiniteError; Cause('log_of_zero').title",
-        "from nantrap.record import read_journal, Journal",
+        "from nantrap.record import open_run, Journal",
         "from nantrap.report import render_incident",
     ],
 )
@@ -35,6 +35,6 @@ def test_this_test_can_fail() -> None:
 
 def test_folders_are_reached_through_the_package() -> None:
     """As the documentation writes it: `nantrap.checkpoints.finite_gate` after `import nantrap` alone."""
-    code = "import nantrap; print(nantrap.checkpoints.finite_gate.__name__, nantrap.record.read_journal.__name__)"
+    code = "import nantrap; print(nantrap.checkpoints.finite_gate.__name__, nantrap.record.open_run.__name__)"
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert ended.stdout.split() == ["finite_gate", "read_journal"]
+    assert ended.stdout.split() == ["finite_gate", "open_run"]

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
 from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, poison, state_of, train_plain
+from journals import steps_in
 from nantrap import Action, Policy, Rollback, Skips
 
 OPTIMIZERS = {
@@ -193,14 +194,12 @@ def test_what_must_be_known_before_the_update_is_read_at_once(tmp_path: Any) -> 
 
 
 def test_the_journal_has_each_step_once(tmp_path: Any) -> None:
-    from nantrap.record import read_journal
-
     run = full_run()
     with run.guard(policy=LATE, run_dir=tmp_path) as guard:
         FORMS["attempt"](run, guard, run.windows([*run.batches[:10], poison(run.batches[2]), *run.batches[10:14]]))
-    lines = list(read_journal(tmp_path))
-    assert [line.step for line in lines] == list(range(15))
-    assert [line.action for line in lines] == [*["apply"] * 10, "skip", *["apply"] * 4]
+    lines = steps_in(tmp_path)
+    assert [line["step"] for line in lines] == list(range(15))
+    assert [line["action"] for line in lines] == [*["apply"] * 10, "skip", *["apply"] * 4]
 
 
 def test_many_batches_with_some_bad_ones_end_where_the_good_ones_lead() -> None:

@@ -16,8 +16,8 @@ from torch.distributions import Categorical
 
 import nantrap
 from guard.loops import FORMS, make_run, poison
+from journals import steps_in
 from nantrap import Guard, Policy, Rollback
-from nantrap.record import read_journal
 
 NAN = float("nan")
 
@@ -35,7 +35,7 @@ def test_strict_says_stop_everywhere(form: str, tmp_path: Path, capsys: pytest.C
     incident = stopped.value.incident
     assert (incident.action, incident.restored) == ("stop", True)
     assert [each["action"] for each in written(tmp_path)] == ["stop"]
-    assert [line.action for line in read_journal(tmp_path)] == ["stop"]
+    assert [line["action"] for line in steps_in(tmp_path)] == ["stop"]
     assert "step 0 stopped" in capsys.readouterr().err
     assert guard.last_incident == incident
     assert guard.tally.incidents == 1
@@ -57,7 +57,7 @@ def test_strict_with_an_exception_says_stop_everywhere(tmp_path: Path) -> None:
         guard.attempt(loss, x)
     assert stopped.value.incident.action == "stop"
     assert [each["action"] for each in written(tmp_path)] == ["stop"]
-    assert [line.action for line in read_journal(tmp_path)] == ["stop"]
+    assert [line["action"] for line in steps_in(tmp_path)] == ["stop"]
 
 
 def test_a_rollback_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_a_rollback_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(nantrap.NonFiniteError, match="no older state could be restored"):
         guard.attempt(run.forward, poison(run.batches[3]))
     assert [each["action"] for each in written(tmp_path)] == ["stop"]
-    assert [line.action for line in read_journal(tmp_path)][-1] == "stop"
+    assert [line["action"] for line in steps_in(tmp_path)][-1] == "stop"
     assert guard.tally.rollbacks == 0
 
 
@@ -112,7 +112,7 @@ def test_a_kill_during_the_diagnosis_leaves_a_line(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "journal-r0.jsonl").read_text().splitlines()]
     assert [(line["step"], line.get("kind", "step")) for line in lines] == [(0, "step"), (1, "incident_begins")]
     assert lines[1]["found"][0] == "loss loss"
-    assert [line.step for line in read_journal(tmp_path)] == [0], "a reader of steps passes it over"
+    assert [line["step"] for line in steps_in(tmp_path)] == [0], "a reader of steps passes it over"
 
 
 def test_position_and_evaluation_are_in_the_journal(tmp_path: Path) -> None:

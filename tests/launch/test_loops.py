@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from journals import steps_in
 from launch.loops import LOOPS, Batches, Net, Result, batches, state
 from nantrap import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.settings import RunSettings
-from nantrap.record import read_journal
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_incident_names_data_sample_and_step(settings: RunSettings) -> None:
     assert incident.causes[0].slug == "bad_input_data"
     assert incident.samples == (2,)
     assert (Path(settings.run_dir) / "incidents" / "000005-r0" / "incident.json").exists()
-    assert [line.step for line in read_journal(settings.run_dir)] == list(range(12))
+    assert [line["step"] for line in steps_in(settings.run_dir)] == list(range(12))
 
 
 def test_a_bad_micro_batch_is_left_out_and_the_others_stay(settings: RunSettings) -> None:

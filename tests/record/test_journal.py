@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nantrap
+from journals import steps_in
 from nantrap import Policy
-from nantrap.record import Journal, journal_paths, read_journal, write_run_info
+from nantrap.record import Journal, open_run, write_run_info
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=10)
 numbers = st.floats()
@@ -52,17 +53,13 @@ def test_round_trip(written: list[dict[str, Any]]) -> None:
         for line in written:
             journal.append(line)
         journal.close()
-        read = list(read_journal(folder))
+        read = steps_in(folder)
     assert len(read) == len(written)
     for line, back in zip(written, read, strict=True):
-        assert (back.step, back.action, back.rank) == (line["step"], line["action"], 0)
-        assert same(back.loss, line["loss"])
-        assert same(back.grad_norm, line["grad_norm"])
-        assert same(back.scale, line.get("scale"))
-        assert back.milliseconds == line["ms"]
-        assert len(back.lr) == len(line["lr"])
-        assert all(same(a, b) for a, b in zip(back.lr, line["lr"], strict=True))
-        for kept, given_ in ((back.terms, line.get("terms", {})), (back.watch, line.get("watch", {}))):
+        assert (back["step"], back["action"], back["ms"]) == (line["step"], line["action"], line["ms"])
+        assert all(same(back.get(name), line.get(name)) for name in ("loss", "grad_norm", "scale"))
+        assert all(same(a, b) for a, b in zip(back["lr"], line["lr"], strict=True))
+        for kept, given_ in ((back.get(name, {}), line.get(name, {})) for name in ("terms", "watch")):
             assert kept.keys() == given_.keys()
             assert all(same(kept[name], given_[name]) for name in kept)
 
@@ -96,20 +93,18 @@ def test_a_line_has_everything(tmp_path: Path) -> None:
     with guard:
         first = guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
         second = guard.attempt(lambda x: loss_of(model, x), torch.full((4, 3), math.nan))
-    lines = list(read_journal(tmp_path))
-    assert [line.step for line in lines] == [0, 1]
-    assert [line.action for line in lines] == ["apply", "skip"]
-    assert lines[0].loss == first.loss
-    assert lines[0].grad_norm == first.grad_norm
-    assert lines[0].lr == (0.1, 0.01)
-    assert lines[0].terms == dict(first.terms)
-    assert set(lines[0].terms) == {"fit", "size"}
-    assert lines[0].scale == 8.0
-    assert lines[0].watch == {"alpha": 0.25}
-    assert lines[0].milliseconds > 0
-    assert math.isnan(lines[1].loss)
+    lines = steps_in(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1]
+    assert [line["action"] for line in lines] == ["apply", "skip"]
+    assert (lines[0]["loss"], lines[0]["grad_norm"]) == (first.loss, first.grad_norm)
+    assert (lines[0]["lr"], lines[0]["scale"]) == ([0.1, 0.01], 8.0)
+    assert lines[0]["terms"] == dict(first.terms)
+    assert set(lines[0]["terms"]) == {"fit", "size"}
+    assert lines[0]["watch"] == {"alpha": 0.25}
+    assert lines[0]["ms"] > 0
+    assert math.isnan(lines[1]["loss"])
     assert second.incident is not None
-    assert lines[1].fields["incident"]["phase"] == second.incident.phase
+    assert lines[1]["incident"]["phase"] == second.incident.phase
     for text in (tmp_path / "journal-r0.jsonl").read_text().splitlines():
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
@@ -118,12 +113,12 @@ def test_readable_while_the_run_lives(tmp_path: Path) -> None:
     model, guard = guarded(tmp_path, policy=Policy(diagnose="off"))
     for _ in range(3):
         guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
-    assert list(read_journal(tmp_path)) == []  # not yet due: a healthy run writes every few seconds
+    assert steps_in(tmp_path) == []  # not yet due: a healthy run writes every few seconds
     guard.attempt(lambda x: loss_of(model, x), torch.full((4, 3), math.nan))
-    assert [line.step for line in read_journal(tmp_path)] == [0, 1, 2, 3]  # an incident is written immediately
+    assert [line["step"] for line in steps_in(tmp_path)] == [0, 1, 2, 3]  # an incident is written immediately
     guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
     guard.close()
-    assert len(list(read_journal(tmp_path))) == 5
+    assert len(steps_in(tmp_path)) == 5
 
 
 def test_written_every_few_seconds_and_every_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +143,7 @@ def test_the_lines_of_steps_are_written_every_few_seconds(tmp_path: Path, monkey
     for seconds in (0.0, 0.5, 3.0, 0.5):
         now[0] += seconds
         guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
-        written.append(len(list(read_journal(tmp_path))))
+        written.append(len(steps_in(tmp_path)))
     guard.close()
     assert written == [0, 0, 3, 3]
 
@@ -156,7 +151,7 @@ def test_the_lines_of_steps_are_written_every_few_seconds(tmp_path: Path, monkey
 def test_written_when_it_is_never_closed(tmp_path: Path) -> None:
     code = f"from nantrap.record import Journal; j = Journal({str(tmp_path)!r}); j.append({{'step': 7}})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    assert [line.step for line in read_journal(tmp_path)] == [7]
+    assert [line["step"] for line in steps_in(tmp_path)] == [7]
 
 
 @given(st.integers(0, 200))
@@ -171,11 +166,11 @@ def test_a_torn_line_anywhere_loses_that_line_only(cut: int) -> None:
         whole = journal.path.read_bytes()
         journal.path.write_bytes(whole[: min(cut, len(whole))])
         complete = whole[: min(cut, len(whole))].count(b"}")
-        assert [line.step for line in read_journal(folder)] == list(range(complete))
+        assert [line["step"] for line in steps_in(folder)] == list(range(complete))
         resumed = Journal(folder)
         resumed.append({"step": 99})
         resumed.close()
-        assert [line.step for line in read_journal(folder)] == [*range(complete), 99]
+        assert [line["step"] for line in steps_in(folder)] == [*range(complete), 99]
 
 
 def test_resuming_appends(tmp_path: Path) -> None:
@@ -183,7 +178,7 @@ def test_resuming_appends(tmp_path: Path) -> None:
         model, guard = guarded(tmp_path)
         with guard:
             guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
-    assert [line.step for line in read_journal(tmp_path)] == [0, 0]
+    assert [line["step"] for line in steps_in(tmp_path)] == [0, 0]
     document = json.loads((tmp_path / "run.json").read_text())
     assert len(document["resumed"]) == 1
 
@@ -219,7 +214,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append({"step": 2})
     journal.close()
-    assert [line.step for line in read_journal(tmp_path)] == [0]
+    assert [line["step"] for line in steps_in(tmp_path)] == [0]
 
 
 def test_run_json_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,40 +249,12 @@ def test_journals_by_rank(tmp_path: Path) -> None:
         journal = Journal(tmp_path, rank=rank)
         journal.append({"step": rank})
         journal.close()
-    assert list(journal_paths(tmp_path)) == [0, 1, 10]
-    assert [(line.rank, line.step) for line in read_journal(tmp_path)] == [(0, 0), (1, 1), (10, 10)]
-    assert [line.rank for line in read_journal(tmp_path, rank=10)] == [10]
-    assert [line.rank for line in read_journal(tmp_path / "journal-r1.jsonl")] == [1]
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("[1]", "expected an object"),
-        ('{"loss": 1}', "field step: expected a whole number, got None"),
-        ('{"step": "x"}', "field step: expected a whole number, got 'x'"),
-        ('{"step": true}', "field step: expected a whole number, got True"),
-        ('{"step": 1, "loss": "big"}', "field loss: expected a number, got 'big'"),
-        ('{"step": 1, "lr": 0.1}', "field lr: expected a list, got 0.1"),
-        ('{"step": 1, "lr": [0.1, null]}', "field lr[1]: expected a number, got None"),
-        ('{"step": 1, "terms": [1]}', "field terms: expected an object, got [1]"),
-        ('{"step": 1, "watch": {"a": {}}}', "field watch.a: expected a number, got {}"),
-        ('{"step": 1, "ms": "slow"}', "field ms: expected a number, got 'slow'"),
-    ],
-)
-def test_a_line_of_the_wrong_shape_is_named(tmp_path: Path, line: str, text: str) -> None:
-    (tmp_path / "journal-r0.jsonl").write_text('{"step": 0}\n' + line + "\n")
-    with pytest.raises(nantrap.FormatError) as caught:
-        list(read_journal(tmp_path))
-    assert str(caught.value) == f"journal-r0.jsonl, line 2: {text}"
-
-
-def test_no_journal_here(tmp_path: Path) -> None:
-    with pytest.raises(nantrap.UsageError) as caught:
-        list(read_journal(tmp_path))
-    assert str(caught.value) == (
-        f"{tmp_path}: no journal here (expected journal-r0.jsonl); give the run_dir of a guarded run"
-    )
+    assert {rank: series.step.tolist() for rank, series in open_run(tmp_path).series.items()} == {
+        0: [0],
+        1: [1],
+        10: [10],
+    }
+    assert open_run(tmp_path / "journal-r1.jsonl").ranks == (1,)
 
 
 @pytest.mark.parametrize("form", ["attempt", "two lines"])

@@ -1,6 +1,6 @@
 """Journal, run description, incident bundles: what a run leaves on disk, and the readers of it.
 
-`open_run` opens a run or a foreign log as columns, without torch; `read_journal` reads a journal line by line.
+`open_run` opens a run or a foreign log as columns, without torch.
 """
 
 from nantrap.record.bundle import Material, ReadBundle, read_bundle, write_bundle
@@ -12,10 +12,7 @@ from nantrap.record.journal import (
     RUN_STARTS,
     History,
     Journal,
-    JournalLine,
     StepRecord,
-    journal_paths,
-    read_journal,
 )
 from nantrap.record.listeners import Listener, open_listeners
 from nantrap.record.run import IncidentFolder, JournalMark, Run, open_run, steps_of
@@ -35,7 +32,6 @@ __all__ = [
     "History",
     "IncidentFolder",
     "Journal",
-    "JournalLine",
     "JournalMark",
     "Labels",
     "Listener",
@@ -52,11 +48,9 @@ __all__ = [
     "cause_lines",
     "envelope",
     "is_evaluation",
-    "journal_paths",
     "open_listeners",
     "open_run",
     "read_bundle",
-    "read_journal",
     "steps_of",
     "tally_of",
     "write_atomically",

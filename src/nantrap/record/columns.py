@@ -8,7 +8,7 @@ column; a NaN or Inf, however it was spelt, is a value like any other and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,6 @@ _SPELLINGS = re.compile(
     r"\s*(?P<sign>[-+]?)(?:(?P<nan>nan(?:\(\w*\))?|1\.#(?:qnan|ind|snan)\w*)|(?P<inf>inf(?:inity)?|1\.#inf\w*))\s*",
     re.I,
 )
-
-
-_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
-_NO_VALUES: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,18 +67,6 @@ class Labels:
 
     def __len__(self) -> int:
         return len(self.code)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ColumnBlock:
-    """Rows of one shape: a value for each name in each row, and texts that are the same in all rows."""
-
-    names: tuple[str, ...]
-    values: Floats
-    texts: Mapping[str, str]
-
-    def __len__(self) -> int:
-        return len(self.values)
 
 
 class _Growing:
@@ -143,13 +127,11 @@ class Table:
 
     Args:
         wanted: whether to keep a column, by its name; all are kept by default.
-        dense: names of columns that have a number in every row before the first one here.
     """
 
-    def __init__(self, wanted: Callable[[str], bool] | None = None, *, dense: Collection[str] = ()) -> None:
+    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
         self.rows = 0
         self._wanted = wanted
-        self._dense = dense
         self._numbers: dict[str, _Cells] = {}
         self._texts: dict[str, _Cells] = {}
         self._codes: dict[str, dict[str, int]] = {}
@@ -195,38 +177,6 @@ class Table:
                 self._add(name, [record.get(key, _MISSING) for record in records], None)
         self.rows += len(records)
 
-    def extend_block(self, block: ColumnBlock, rows: Bools, others: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Add the rows of a block where `rows` is true, and the other records, in their order, where it is false."""
-        rest = Table(self._wanted, dense=self._dense_names(block.names))
-        rest.extend(others)
-        self.names_not_read += rest.names_not_read
-        here, elsewhere = np.flatnonzero(rows), np.flatnonzero(~rows)
-        numbers = {name: block.values[:, i] for i, name in enumerate(block.names)}
-        texts: dict[str, str] = {}
-        for name, text in block.texts.items():
-            if (number := _spelt(text)) is None:
-                texts[name] = text
-            else:
-                numbers[name] = np.full(len(block), number)
-        for name in dict.fromkeys((*numbers, *rest.numeric)):
-            if self._wanted is None or self._wanted(name):
-                where, values = rest.numbers(name) if name in rest.numeric else (_NO_ROWS, _NO_VALUES)
-                parts = [(elsewhere[where], values), *([(here, numbers[name])] if name in numbers else [])]
-                self._append(name, *_merged(parts, len(rows)))
-        for name in dict.fromkeys((*texts, *rest.textual)):
-            if (self._wanted is None or self._wanted(name)) and self._has_room_for_text(name):
-                where, code, names = rest.texts(name) if name in rest.textual else (_NO_ROWS, _NO_ROWS, ())
-                coded = [(elsewhere[where], self._coded(name, names)[code])]
-                if name in texts:
-                    coded.append((here, np.repeat(self._coded(name, [texts[name]]), len(block))))
-                codes, own = _merged(coded, len(rows))
-                self._cells(self._texts, name, np.int32).append(self.rows, codes, own)
-        self.rows += len(rows)
-
-    def _dense_names(self, names: Sequence[str]) -> frozenset[str]:
-        """Of these names, those that every row so far has a number for."""
-        return frozenset(name for name in names if self.rows == 0 or self._null_is_nan(name))
-
     def _cells(self, kind: dict[str, _Cells], name: str, dtype: Any) -> _Cells:
         cells = kind.get(name)
         if cells is None:
@@ -268,7 +218,7 @@ class Table:
         """Some loggers write NaN as null. Where every row so far has a number, a null is one that is not finite."""
         cells = self._numbers.get(name)
         if cells is None:
-            return self.rows == 0 and (name in self._dense or type(first) in _NUMBERS)
+            return self.rows == 0 and type(first) in _NUMBERS
         return cells.dense(self.rows)
 
     def _add_texts(self, name: str, values: list[str], rows: Ints | None) -> None:
@@ -301,16 +251,6 @@ class Table:
     def _append(self, name: str, values: Floats, rows: Ints | None) -> None:
         if name in self._numbers or name in _ALWAYS or len(self._numbers) < _MOST_COLUMNS:
             self._cells(self._numbers, name, np.float64).append(self.rows, values, rows)
-
-
-def _merged(parts: Sequence[tuple[Ints, NDArray[Any]]], total: int) -> tuple[NDArray[Any], Ints | None]:
-    """Values of some rows and of others, by row; `None` for the rows if these are all there are."""
-    parts = [part for part in parts if len(part[0])] or list(parts[:1])
-    rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-    if len(parts) > 1:
-        order = np.argsort(rows, kind="stable")
-        rows, values = rows[order], values[order]
-    return values, None if len(rows) == total else rows
 
 
 def _shapes(records: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

@@ -12,20 +12,18 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from nantrap.errors import NantrapError, path_argument
 from nantrap.incident import Incident
 from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
-from nantrap.record.sources import JsonLines, LogSource, Mixed, Records, TextLines, find_log, source_of
+from nantrap.record.sources import JsonLines, LogSource, Records, TextLines, find_log, source_of
 from nantrap.record.tally import StepTally, tally_of
 from nantrap.record.textlog import LogNote
 
@@ -102,34 +100,25 @@ class _Stream:
             self.take(records)
         return changed
 
-    def take(self, records: Records | Mixed) -> None:
+    def take(self, records: Records) -> None:
         """Add records to the tables."""
-        if not isinstance(records, Mixed):
-            steps = [record for _, record in self._sorted_out(records, range(len(records)))]
-            if steps:
-                self._steps.extend(steps)
-            return
-        places = np.flatnonzero(~records.rows).tolist()
-        kept = list(self._sorted_out(records.others, places))
-        gone = set(places) - {place for place, _ in kept}
-        self._steps.extend_block(records.block, np.delete(records.rows, sorted(gone)), [record for _, record in kept])
+        if steps := list(self._steps_among(records)):
+            self._steps.extend(steps)
 
-    def _sorted_out(self, records: Records, places: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """The steps among these records, each with its place; evaluations and marks are kept where they belong."""
-        gone = 0
-        for place, record in zip(places, records, strict=True):
+    def _steps_among(self, records: Records) -> Iterator[Mapping[str, Any]]:
+        """The steps among these records; evaluations and marks are kept where they belong."""
+        row = self._steps.rows
+        for record in records:
             event = record.get("event") or record.get("kind")
             metrics = record.get("metrics")
             if event is None or event == "step" or not (self._own or (event == "eval" and isinstance(metrics, dict))):
-                yield place, record  # also a line of another tool, with a field of that name
-                continue
-            if event == "eval" and isinstance(metrics, dict):
+                yield record  # also a line of another tool, with a field of that name
+                row += 1
+            elif event == "eval" and isinstance(metrics, dict):
                 self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
             elif len(self.marks) < _MOST_MARKS:
                 step = record.get("step")
-                row = self._steps.rows + place - gone
                 self.marks.append(JournalMark(str(event), step if isinstance(step, int) else -1, row, record))
-            gone += 1
 
 
 class Run:
@@ -324,7 +313,7 @@ class Run:
                 changed = True
         for rank, path in _journals(self.path).items():  # a rank that came late
             if rank not in self._streams:
-                self._streams[rank] = _Stream(JsonLines(path, wanted=self._wanted), rank, self._wanted, own=True)
+                self._streams[rank] = _Stream(JsonLines(path), rank, self._wanted, own=True)
         return changed
 
 
@@ -378,9 +367,7 @@ def steps_of(lines: bytes) -> tuple[Series, list[JournalMark]]:
 
 def _streams_of(path: Path, wanted: Callable[[str], bool] | None) -> dict[int, _Stream]:
     """The journals of a folder by rank; none if it is no run of nantrap."""
-    return {
-        rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True) for rank, file in _journals(path).items()
-    }
+    return {rank: _Stream(JsonLines(file), rank, wanted, own=True) for rank, file in _journals(path).items()}
 
 
 def _number_of(part: Path) -> int:

@@ -7,16 +7,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nantrap.errors import FormatError, UsageError
-from nantrap.record.columns import Bools, ColumnBlock
 from nantrap.record.event_files import EventFile
-from nantrap.record.template import Template, template_of
 from nantrap.record.textlog import LogNote, TextLog
 
 _CHUNK = 1 << 20  # columns of it fit into the cache of a core
@@ -108,22 +103,6 @@ class Tail:
 Records = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Mixed:
-    """A block of lines of one shape and the other records among them: `rows` is true for the rows of the block."""
-
-    block: ColumnBlock
-    rows: Bools
-    others: Records = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-_SMALLEST = 64
-"""Fewer lines than these are decoded one after the other."""
-
-
 class LogSource:
     """A log that may grow. Holds how far it was read.
 
@@ -151,7 +130,7 @@ class LogSource:
         """Whether the log was replaced since the last read; what was read so far is invalid then."""
         return self._tail is not None and self._tail.replaced()
 
-    def read(self) -> Iterator[Records | Mixed]:
+    def read(self) -> Iterator[Records]:
         """What is new."""
         raise NotImplementedError
 
@@ -168,69 +147,33 @@ class LogSource:
 class JsonLines(LogSource):
     """One JSON object per line. Any other line is skipped and counted; half a line waits."""
 
-    def __init__(self, path: Path, *, wanted: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path, Tail(path))
         self._line = 0
-        self._wanted = wanted
-        self._template: Template | None = None
 
     def begin_again(self) -> bool:
         self._line = 0 if (again := super().begin_again()) else self._line
         return again
 
-    def read(self) -> Iterator[Records | Mixed]:
+    def read(self) -> Iterator[Records]:
         for chunk in self._chunks():
             yield self.decode(chunk)
 
-    def decode(self, chunk: bytes) -> Records | Mixed:
-        """The records of whole lines that come after those of the last call."""
-        text = chunk.rstrip(b"\n")
-        lines = text.count(b"\n") + 1
-        found = self._by_template(text, lines) or self._together(text.decode("utf-8", "replace"), lines)
-        self._line += lines
-        return found
-
-    def _by_template(self, text: bytes, lines: int) -> Mixed | None:
-        """The lines of the usual shape together, the others one after the other; `None` if no shape is usual."""
-        if lines < _SMALLEST:
-            return None
-        for template in self._templates(text):
-            block, fits, others = template.read(text, lines)
-            if 2 * len(block) >= lines:
-                self._template = template
-                break
-        else:
-            return None
-        if len(block) == lines:
-            return Mixed(block, fits)
-        odd = np.flatnonzero(~fits)
-        numbers = (odd + self._line + 1).tolist()
-        records = [self._record(line.decode("utf-8", "replace"), n) for line, n in zip(others, numbers, strict=True)]
-        dropped = odd[[record is None for record in records]]
-        return Mixed(block, np.delete(fits, dropped), [record for record in records if record is not None])
-
-    def _templates(self, text: bytes) -> Iterator[Template]:
-        """The template of the last stretch, then those of a few lines of this one."""
-        if self._template is not None:
-            yield self._template
-        for place in (0, len(text) // 3, len(text) * 2 // 3):
-            start = text.rfind(b"\n", 0, place) + 1
-            line = text[start : text.find(b"\n", start)] if text.find(b"\n", start) >= 0 else text[start:]
-            template = template_of(line.decode("utf-8", "replace"), self._wanted)
-            if template is not None and template != self._template:
-                yield template
-
-    def _together(self, text: str, lines: int) -> Records:
-        """The records of several JSON lines, parsed at once; line by line if one of them is damaged."""
+    def decode(self, chunk: bytes) -> Records:
+        """The records of whole lines that come after those of the last call: parsed at once, or each where one is
+        damaged."""
+        text = chunk.rstrip(b"\n").decode("utf-8", "replace")
+        lines = text.count("\n") + 1
         try:
             # one call for all lines: a raw newline cannot be inside of a JSON value
             records: Records = json.loads(f"[{text.replace(chr(10), ',')}]")
         except (ValueError, RecursionError):
             records = []
-        if len(records) == lines and all(type(record) is dict for record in records):
-            return records
-        each = (self._record(line, number) for number, line in enumerate(text.split("\n"), start=self._line + 1))
-        return [record for record in each if record is not None]
+        if len(records) != lines or not all(type(record) is dict for record in records):
+            each = (self._record(line, number) for number, line in enumerate(text.split("\n"), start=self._line + 1))
+            records = [record for record in each if record is not None]
+        self._line += lines
+        return records
 
     def _record(self, line: str, number: int) -> dict[str, Any] | None:
         """The object of one line; what is no object is counted as a problem."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import nantrap
 from guard.loops import make_run
+from journals import steps_in
 from nantrap import Limit
 
 
@@ -36,11 +37,9 @@ def test_values_are_followed_by_name_and_vectors_by_their_absmax(tmp_path: objec
     for _ in range(3):
         guard.attempt(run.forward, torch.ones(2))
     guard.close()
-    from nantrap.record import read_journal
-
-    lines = list(read_journal(str(tmp_path)))
-    assert [line.watch["count"] for line in lines] == [1.0, 2.0, 3.0]
-    assert lines[0].watch == {"alpha": 0.5, "weight": 3.0, "count": 1.0}
+    lines = steps_in(tmp_path)
+    assert [line["watch"]["count"] for line in lines] == [1.0, 2.0, 3.0]
+    assert lines[0]["watch"] == {"alpha": 0.5, "weight": 3.0, "count": 1.0}
 
 
 @pytest.mark.parametrize(
