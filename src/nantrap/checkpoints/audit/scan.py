@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.crc32 import ROOM, Checksum, combine, crc32
+from nantrap.checkpoints.audit.crc32 import combine, crc32
 from nantrap.checkpoints.audit.tally import Placed, Rough, TensorScan, TensorTally, look_at_many, look_at_view
 from nantrap.checkpoints.audit.verdict import CheckpointProblem, checkpoint_problem
 from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
-    from nantrap.checkpoints.audit.crc32 import Bytes
+    from nantrap.checkpoints.audit.tally import Bytes
 
 
 __all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
@@ -77,7 +77,7 @@ def scan(
     batches = list(share(jobs, most))
     count = max(1, min(most, len(batches)))
     # Fresh buffers would cost a page fault for every 4 KiB of each chunk; each worker keeps its own.
-    room = ROOM + min(max(GROUP_BYTES, _CHUNK_BYTES), max((job.size for job in jobs), default=0))
+    room = min(max(GROUP_BYTES, _CHUNK_BYTES), max((job.size for job in jobs), default=0))
 
     def look(batch: list[Job], buffer: Bytes) -> list[_Seen]:
         return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes, rough=rough)]
@@ -188,23 +188,20 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
         if tensor.offset < piece.end and tensor.end > piece.begin:
             spans.append((tensor, tensor.offset, tensor.end))
     seen.tallies = [TensorTally(tensor, rough=rough(tensor)) for tensor, _, _ in spans]
-    checksum = Checksum(buffer, piece.size) if verify and _has_crc(extent) else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
         end = min(begin + _CHUNK_BYTES, piece.end)
-        chunk = buffer[ROOM : ROOM + end - begin].data
+        chunk = buffer[: end - begin].data
         if extent.source.read_into(extent.offset + begin, chunk) < end - begin:
             seen.is_short = True
             return seen
         for (tensor, first, last), tally in zip(spans, seen.tallies, strict=True):
             low, high = max(first, begin), min(last, end)
             if low < high:
-                tally.look(buffer[ROOM + low - begin : ROOM + high - begin], (low - first) // tensor.dtype.itemsize)
-        if checksum is not None:
-            checksum.update(end - begin)  # destroys the chunk
+                tally.look(buffer[low - begin : high - begin], (low - first) // tensor.dtype.itemsize)
+        if verify and _has_crc(extent):
+            seen.crc = crc32(chunk, seen.crc)
         if on_bytes is not None:
             on_bytes(end - begin)
-    if checksum is not None:
-        seen.crc = checksum.value()
     return seen
 
 
