@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
-from nantrap.incident.wording import counted, place_text, some_of, visible, visible_lines
-from nantrap.report.numbers import shape, value
+from nantrap.incident.wording import counted, place_text, shape, some_of, value, visible, visible_lines
 from nantrap.thresholds import MOST_GRADIENTS
 
 VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}

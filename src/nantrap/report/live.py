@@ -12,8 +12,8 @@ import numpy as np
 
 from nantrap import health
 from nantrap.incident.wording import duration, visible
+from nantrap.incident.wording import value as number
 from nantrap.record import Column, Run, Series
-from nantrap.report.numbers import value as number
 from nantrap.report.terminal import render_incident
 
 LiveState = Literal["waiting", "running", "quiet", "finished", "stopped", "dead"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup, escape
 
-from nantrap.incident.wording import counted, visible
+from nantrap.incident.wording import counted, value, visible
 from nantrap.record import Column, Envelope, envelope
 from nantrap.report.charts import (
     Range,
@@ -31,7 +31,6 @@ from nantrap.report.charts import (
     swatch,
 )
 from nantrap.report.journals import JournalRow
-from nantrap.report.numbers import value
 from nantrap.report.view_incident import Growth, IncidentView
 from nantrap.report.view_run import Drawn, RunView
 

@@ -17,9 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from nantrap._version import __version__
-from nantrap.incident.wording import size, visible_lines
+from nantrap.incident.wording import percent, size, value, visible_lines
 from nantrap.report import diagnostics as words
-from nantrap.report.numbers import percent, value
 from nantrap.report.page_charts import legend, magnitudes_chart, moments_charts, run_charts
 from nantrap.report.poison import path_note
 from nantrap.report.terminal import render_incident

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nantrap.incident import Action, Finding, Frame, Incident
-from nantrap.incident.wording import counted, some_of
+from nantrap.incident.wording import counted, percent, some_of, value
 from nantrap.report.diagnostics import DECIDERS
-from nantrap.report.numbers import percent, value
 
 Kind = Literal["healthy", "harmless", "origin", "bad", "gate", "kept", "spread"]
 _HEALTHY_SHOWN = 4

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, shape, value
 from nantrap.report import diagnostics as words
-from nantrap.report.numbers import shape, value
 from nantrap.report.poison import Stop, path_of_poison
 from nantrap.report.surroundings import Surroundings, environment
 from nantrap.thresholds import LARGEST

@@ -11,10 +11,9 @@ import numpy as np
 
 from nantrap.health import Expectations, HealthVerdict, judge
 from nantrap.incident import BY_SLUG, Incident
-from nantrap.incident.wording import counted, place_text
+from nantrap.incident.wording import counted, percent, place_text, value
 from nantrap.record import ACTIONS, Column, NotedStep, Run, Series, StepTally
 from nantrap.report import diagnostics as words
-from nantrap.report.numbers import percent, value
 from nantrap.report.surroundings import environment
 from nantrap.report.view_incident import Badge, verdict_of
 

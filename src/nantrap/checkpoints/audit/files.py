@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from nantrap.errors import MissingExtraError, UsageError
 
@@ -209,31 +209,6 @@ class FileEntry(NamedTuple):
     modified: float = 0.0
 
 
-class FileSystem(Protocol):
-    """What the audit needs from a file system."""
-
-    def stat(self, path: str) -> FileEntry | None:
-        """The file or folder at `path`, or `None` if there is none."""
-
-    def entries(self, folder: str) -> list[FileEntry]:
-        """The entries of the folder, by name."""
-
-    def glob(self, pattern: str) -> list[str]:
-        """The paths that match, by name."""
-
-    def join(self, folder: str, name: str) -> str:
-        """The path of `name` in `folder`."""
-
-    def identity(self, path: str) -> str:
-        """A text that is equal for two paths that lead to one file."""
-
-    def is_link(self, path: str) -> bool:
-        """Whether the path itself is a link."""
-
-    def open(self, path: str) -> ByteSource:
-        """The file's bytes."""
-
-
 class LocalFiles:
     """The files of this machine."""
 
@@ -251,6 +226,7 @@ class LocalFiles:
         return FileEntry(path, name, os.path.isdir(path), status.st_size, status.st_mtime)
 
     def entries(self, folder: str) -> list[FileEntry]:
+        """The entries of the folder, by name."""
         found = (self.stat(os.path.join(folder, name)) for name in sorted(os.listdir(folder)))
         return [entry for entry in found if entry is not None]
 
@@ -261,6 +237,7 @@ class LocalFiles:
         return os.path.join(folder, name)
 
     def identity(self, path: str) -> str:
+        """A text that is equal for two paths that lead to one file."""
         return os.path.realpath(path)
 
     def is_link(self, path: str) -> bool:
@@ -323,6 +300,9 @@ class RemoteFiles:
             size=int(info.get("size") or 0),
             modified=_timestamp(info),
         )
+
+
+FileSystem = LocalFiles | RemoteFiles
 
 
 def filesystem_of(path: str) -> FileSystem:

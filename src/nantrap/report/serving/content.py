@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import counted, visible
+from nantrap.incident.wording import counted, value, visible
 from nantrap.report.diagnostics import VERBS
 from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
-from nantrap.report.numbers import value
 from nantrap.report.serving.cache import StepCounts
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
