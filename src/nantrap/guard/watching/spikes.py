@@ -15,6 +15,8 @@ from nantrap.incident import Finding
 
 _MAD_TO_SIGMA = 1.4826
 _RELATIVE_FLOOR = 0.02
+_OF_THE_LARGEST = 4.0
+"""With the usual threshold of 12, a loss that takes both signs spikes at three times its largest recent deviation."""
 _MEASURE_EVERY = 16
 
 
@@ -60,6 +62,9 @@ class SpikeDetector:
         self._median = median = ordered[middle]
         deviations = sorted([abs(value - median) for value in ordered])
         spread = _MAD_TO_SIGMA * deviations[middle]
+        if ordered[0] < 0:
+            # a surrogate loss has no level: most groups may give 0 and the others anything
+            spread = max(spread, deviations[-1] / _OF_THE_LARGEST)
         # a converged run has no spread: a change below two percent is never a spike
         self._sigma = max(spread, _RELATIVE_FLOOR * abs(self._median), 1e-12)
         self.limit = self._median + self._threshold * self._sigma
