@@ -249,7 +249,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the updates since step 0 moved the weights by",
     ),
     ("a rate too high, and no older state", "a rate too high"): (
-        "(for example to 5)",
+        "(for example to 0.001)",
         "the learning rate of 50 may be too high",
         "no older state is kept from which the steps could be run again",
     ),

@@ -77,7 +77,7 @@ def lr_too_high(case: Case) -> Claim | None:
         return None
     delays = _only_delays(case, trial) if trial.finite else ""
     stable = bool(trial.finite) and not delays and _is_stable(case, trial)
-    tried = f" ({case.lab.steps} stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
+    tried = f" ({case.lab.steps} stay finite at {lower:.3g})" if trial.finite else _for_example(rate)
     known = math.isfinite(rate)
     of = f" of {rate:.4g}" + (f", the highest of {len(rates)} parameter groups," if len(set(rates)) > 1 else "")
     losses = [f"{record.loss:.3g}" for record in case.run.history.applied()[-_SHOWN:]]
@@ -107,6 +107,11 @@ def lr_too_high(case: Case) -> Claim | None:
         contests=not case.failure.repeatable and _is_likely(case, rate),
         precedence=_BEFORE_PRECISION if _throws_at_once(case, rate) else None,
     )
+
+
+def _for_example(rate: float) -> str:
+    """A rate to begin with where none is known to help: none of those that were tried, for they did not."""
+    return f" (for example to {min(rate / 100, _USUAL_RATE):.3g})"
 
 
 def _gentler(case: Case, lower: str) -> str:
@@ -188,7 +193,7 @@ def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
         _how_far(case),
         trial=undone,
         shows=f"with {undone.change} the step is finite",
-        help=_gentler(case, f"lower the learning rate (for example to {min(rate / 100, _USUAL_RATE):.3g})"),
+        help=_gentler(case, f"lower the learning rate{_for_example(rate)}"),
     )
 
 
