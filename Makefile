@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 # Everything whose tests run the real package.
-EXTRAS := torch,accelerate,lightning,transformers,remote,data,plot,watch,serve,completion,tensorboard
+EXTRAS := torch,accelerate,lightning,transformers,remote,data,plot,watch,serve,completion
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
 # What `make bench` runs the tools on.

@@ -31,8 +31,8 @@ MATRIX = [
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 
-TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx2", "tqdm"]
-EXTRAS = "accelerate,data,plot,watch,tensorboard,serve,completion,remote"
+TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx2", "tqdm", "tensorboard"]
+EXTRAS = "accelerate,data,plot,watch,serve,completion,remote"
 """Without Lightning and transformers: their tests are skipped here and run by `make test`."""
 
 

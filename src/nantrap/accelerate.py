@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nantrap.errors import MissingExtraError
-from nantrap.launch.adapting import Adapter
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
 except ImportError:
     raise MissingExtraError("accelerate", extra="accelerate") from None
+
+from nantrap.launch.adapting import Adapter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

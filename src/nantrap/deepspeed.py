@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from nantrap.errors import MissingExtraError, UsageError
-from nantrap.launch.adapting import Adapter
 
 try:
     from deepspeed.runtime.engine import DeepSpeedEngine
 except ImportError:
     raise MissingExtraError("deepspeed", extra="deepspeed") from None
+
+from nantrap.launch.adapting import Adapter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

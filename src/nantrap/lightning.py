@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nantrap.errors import MissingExtraError
-from nantrap.launch.adapting import Adapter
 
 try:
     from lightning.pytorch import Callback
@@ -21,6 +20,8 @@ except ImportError:
         from pytorch_lightning import Callback  # type: ignore[assignment]  # the older name of the same package
     except ImportError:
         raise MissingExtraError("lightning", extra="lightning") from None
+
+from nantrap.launch.adapting import Adapter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

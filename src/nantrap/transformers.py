@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import MissingExtraError
-from nantrap.launch.adapting import Adapter
 
 try:
     from transformers import TrainerCallback
 except ImportError:
     raise MissingExtraError("transformers", extra="transformers") from None
+
+from nantrap.launch.adapting import Adapter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
