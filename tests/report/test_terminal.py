@@ -409,7 +409,6 @@ def test_80_columns() -> None:
         """
         error[NT203]: softmax over a row in which every position is masked gave NaN
           --> model.py:41 in Attention.forward
-           |
         41 |     weights = scores.softmax(dim=-1)
            |               ^^^^^^^^^^^^^^^^^^^^^^ 28 of 1,568 values are NaN
         help: give the row one valid key, or use
@@ -431,6 +430,17 @@ def test_80_columns() -> None:
         more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
         """
     )
+
+
+def test_a_narrow_terminal_shows_a_change_without_its_comments() -> None:
+    diff = "-    a = b / c  # the mean over\n+    a = safe_divide(b, c)  # the mean over\n-    d['  # ']"
+    cause = replace(MASKED.causes[0], fix=Fix("divide safely", diff=diff))
+    lines = render_incident(replace(MASKED, causes=(cause,)), width=40).splitlines()
+    assert [line.strip() for line in lines if line.startswith(("      - ", "      + "))] == [
+        "- a = b / c",
+        "+ a = safe_divide(b, c)",
+        "- d['  # ']",
+    ]
 
 
 def marks(source: Source, width: int | None = None) -> tuple[str, str]:

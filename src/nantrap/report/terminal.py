@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 from urllib.parse import quote
 
 from nantrap.incident import Incident
@@ -25,6 +26,9 @@ from nantrap.report.page_queue import page_is_coming
 
 VERBOSE = "NANTRAP_VERBOSE"
 _WIDEST = 120
+_ROOMY = 100
+"""A narrower terminal has no empty line above the code: the proof then stands in the first ten lines."""
+_COMMENT: Final = re.compile(r"(?<=\S)  # [^\"']*$")  # no quotation mark: it is not inside a string
 _LONGEST_SOURCE = 400
 _STYLES: Mapping[str, str] = {
     "error": "bold red", "headline": "bold", "frame": "blue", "mark": "red", "label": "bold",
@@ -160,9 +164,10 @@ def _labelled(label: LinePart, text: str, width: int | None, *, role: str = "") 
 
 
 def _dedented(change: Sequence[str], width: int | None) -> Sequence[str]:
-    """The lines of a diff without the indentation that they share, where they would be wider than the terminal."""
+    """The lines of a diff without shared indentation and comments, where they would be wider than the terminal."""
     if width is None or all(_cells(line) <= width for line in change):
         return change
+    change = [_COMMENT.sub("", line) for line in change]
     code = [line for line in change if not line.startswith(("+++", "---", "@@"))]
     if not all(line[:1] in ("+", "-", " ", "") for line in code):
         return change  # code without signs
@@ -210,7 +215,8 @@ def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
         return lines
     gutter = len(number) + 3
     text, start, end = _cropped(excerpt, (_LONGEST_SOURCE if width is None else width) - gutter)
-    lines.append([LinePart(f"{pad} |", "frame")])
+    if width is None or width >= _ROOMY:
+        lines.append([LinePart(f"{pad} |", "frame")])
     lines.append([LinePart(f"{number} | ", "frame"), LinePart(text)])
     blank, carets = " " * _cells(text[:start]), "^" * max(1, _cells(text[start:end]))
     bar = LinePart(f"{pad} | ", "frame")
