@@ -15,28 +15,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from nantrap.cli import COMMANDS
+
 DOCS = Path(__file__).parent
 SYSTEMS = DOCS.parent / "systems" / "docs"
 GATHERED = DOCS.parent / "build" / "docs"
 CONFIGURATION = DOCS.parent / "zensical.toml"
-_COMMANDS = (
-    "run",
-    "doctor",
-    "diagnose",
-    "preflight",
-    "data",
-    "audit",
-    "check",
-    "report",
-    "plot",
-    "watch",
-    "serve",
-    "replay",
-    "explain",
-    "selftest",
-    "completion",
-    "demo",
-)
 _GUIDES = (
     "announcement",
     "guard",
@@ -90,7 +74,7 @@ def _navigation() -> list[dict[str, object]]:
     """The groups of pages."""
     return [
         {"Start here": "index.md"},
-        {"Commands": list(_present("commands", _COMMANDS))},
+        {"Commands": list(_present("commands", COMMANDS))},
         {"Guides": list(_present("", _GUIDES))},
         {"Causes": ["causes/index.md", *_codes("causes")]},
         {"Checks": ["checks/index.md", *_codes("checks")]},
