@@ -31,7 +31,7 @@ MATRIX = [
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 
-TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx2", "tqdm", "tensorboard"]
+TOOLS = "pytest pytest-xdist pytest-timeout pytest-random-order hypothesis mpmath httpx2 tqdm tensorboard".split()
 EXTRAS = "accelerate,data,plot,watch,serve,completion,remote"
 """Without Lightning and transformers: their tests are skipped here and run by `make test`."""
 
