@@ -31,7 +31,6 @@ MATRIX = [
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 
-TOOLS = "pytest pytest-xdist pytest-timeout pytest-random-order hypothesis mpmath httpx2 tqdm tensorboard".split()
 EXTRAS = "accelerate,data,plot,watch,serve,completion,remote"
 """Without Lightning and transformers: their tests are skipped here and run by `make test`."""
 
@@ -40,7 +39,7 @@ EXTRAS = "accelerate,data,plot,watch,serve,completion,remote"
 @nox.parametrize(("python", "torch"), MATRIX)
 def tests(session: nox.Session, torch: str) -> None:
     """The default tests, without the frameworks, on one Python and one torch."""
-    session.install(f"torch=={torch}")
-    session.install("-e", f".[{EXTRAS}]", "-e", "systems", *TOOLS)
+    session.install("pip>=25.1", f"torch=={torch}")
+    session.install("-e", f".[{EXTRAS}]", "-e", "systems", "--group", "test")
     arguments = session.posargs or ["-n", "2", "--dist", "loadfile"]
     session.run("python", "-m", "pytest", "-q", *arguments, env={"OMP_NUM_THREADS": "1"})
