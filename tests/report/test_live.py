@@ -13,6 +13,8 @@ import pytest
 from nantrap import Incident, health, record
 from nantrap.record import Column, Journal, write_bundle, write_run_info
 from nantrap.report.live import incident_texts, new_lines, sparkline, view_of
+from nantrap.report.serving.index import Index
+from report.runs import line, write_run
 
 
 def column(values: list[float]) -> Column:
@@ -63,7 +65,7 @@ def test_a_view(folder: Path) -> None:
     assert view.values[3].alarm == "above 0.1"
     assert view.values[0].course.endswith(", 1 ×"), "of 40 losses one is not finite, too few for a sign in the curve"
     assert (view.applied, view.skipped, [row.rank for row in view.ranks]) == (39, 1, [0, 1])
-    assert view_of(run, now=run.modified + 7200).state == "quiet"
+    assert view_of(run, now=run.modified + 7200).state == "stalled"
     assert next(new_lines(run, since=0)) == "step 7  skip in forward at attn: softmax_fully_masked_row"
     assert list(new_lines(run, since=40)) == []
     assert incident_texts(run, width=60)[0].startswith("error")
@@ -74,7 +76,7 @@ def test_a_view(folder: Path) -> None:
     [
         ([], "waiting"),
         (["Epoch 1/1 10/10 [00:01, loss=1.0]"], "finished"),
-        ([f"step {i} loss nan" for i in range(12)], "dead"),
+        ([f"step {i} loss nan" for i in range(12)], "sick"),
     ],
 )
 def test_states(tmp_path: Path, lines: list[str], state: str) -> None:
@@ -82,6 +84,15 @@ def test_states(tmp_path: Path, lines: list[str], state: str) -> None:
     log.write_text("".join(line + "\n" for line in lines))
     run = record.open_run(log)
     assert view_of(run, now=run.modified).state == state
+
+
+@pytest.mark.parametrize(("end", "word"), [({}, "finished"), ({"error": "ValueError"}, "dead")])
+def test_the_word_is_that_of_the_list_of_runs(tmp_path: Path, end: dict[str, str], word: str) -> None:
+    write_run(tmp_path / "exp1", [line(0), {"step": 1, "kind": "run_ends", **end}])
+    run = record.open_run(tmp_path / "exp1")
+    index = Index(tmp_path)
+    index.discover()
+    assert view_of(run, now=run.modified).state == index.summaries()[0].state.word == word
 
 
 def test_the_application(folder: Path) -> None:

@@ -109,7 +109,7 @@ def _follow(run: Run, interval: float) -> None:
             print(line, flush=True)
         seen = len(run.main)
         view = view_of(run, now=time.time())
-        if view.state in ("finished", "stopped"):
+        if run.is_over or view.state in ("stopped", "dead"):
             print(f"{view.name}  {view.headline}", flush=True)
             return
         while not run.refresh():

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nantrap.record import RUN_ENDS, Series, StepTally, steps_of, tally_of
+from nantrap.record import Series, StepTally, steps_of, tally_of
+from nantrap.report.states import PROBE
 
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
-PROBE = "probe"
-"""The action of a step that a GradScaler left out while it searched its scale."""
 _MOST_BYTES = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 """A place in the file is found to this many bytes; no line of a journal is longer."""
@@ -71,10 +70,10 @@ def rows_of(lines: bytes) -> list[JournalRow]:
     """The steps in whole lines of a journal; half a line and what is no step are left out."""
     if not lines.strip():
         return []
-    return _rows(steps_of(lines)[0])
+    return steps_as_rows(steps_of(lines)[0])
 
 
-def _rows(series: Series) -> list[JournalRow]:
+def steps_as_rows(series: Series) -> list[JournalRow]:
     """The steps of a series, one by one."""
     numbered = series.get("step")
     if numbered is None:
@@ -107,39 +106,6 @@ def _rows(series: Series) -> list[JournalRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of a journal: its last steps, the line with which the run said that it is over, and where it ends."""
-
-    rows: list[JournalRow]
-    over: dict[str, Any] | None
-    offset: int
-
-
-def ending(path: Path, *, most_bytes: int = 256 * 1024) -> Ending:
-    """The end of a journal, as much as fits into this many bytes, in one read."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            start = max(0, end - most_bytes)
-            file.seek(start)
-            data = file.read(end - start)
-    except OSError:
-        return Ending([], None, 0)
-    whole = data.rfind(b"\n") + 1
-    lines = data.partition(b"\n")[2] if start else data
-    return Ending(rows_of(lines), _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
-
-
-def _run_end(last: bytes) -> dict[str, Any] | None:
-    """The last line of a journal if the run said with it that it is over."""
-    try:
-        line = json.loads(last)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and line.get("kind") == RUN_ENDS else None
-
-
-@dataclass(frozen=True, slots=True)
 class JournalSlice:
     """Whole lines of a journal: the steps in them, how many there are of each kind, and the offset after them."""
 
@@ -161,7 +127,7 @@ def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> J
         return JournalSlice([], StepTally(), offset)
     whole = data.rfind(b"\n") + 1
     series, marks = steps_of(data[:whole])
-    return JournalSlice(_rows(series), tally_of(series, (mark.fields for mark in marks)), offset + whole)
+    return JournalSlice(steps_as_rows(series), tally_of(series, (mark.fields for mark in marks)), offset + whole)
 
 
 def window(path: Path, first: int, last: int) -> list[JournalRow]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,15 +14,15 @@ from nantrap import health
 from nantrap.incident.wording import duration, visible
 from nantrap.incident.wording import value as number
 from nantrap.record import Column, Run, Series
+from nantrap.report.states import is_alive, process_of, recent_steps, state_of, verdict_of
 from nantrap.report.terminal import render_incident
 
-LiveState = Literal["waiting", "running", "quiet", "finished", "stopped", "dead"]
 BARS: Final = "▁▂▃▄▅▆▇█"
 BAD: Final = "×"
 _FIRST = ("loss", "lr", "grad_norm", "scale")
 _HIDDEN = frozenset({"epoch", "ms", "wall_time", "step", "dropped"})
-_QUIET_SECONDS = 60.0
-_DEAD = 10
+_TOLD = frozenset({"stopped", "dead", "sick", "diverging", "stalled", "finished"})
+"""The states that are shown as they are; any other is that of a run that makes its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LiveView:
     """All that is shown of a run at one moment."""
 
     name: str
-    state: LiveState
+    state: str
     written: str
     step: int
     done: int
@@ -124,7 +124,7 @@ def view_of(
     step = int(series.step[-1]) if len(series) else -1
     total = run.total_steps
     age = max(0.0, now - run.modified)
-    state = _state(run, series, age)
+    state = _state(run, series, age, verdict)
     seconds = _seconds_per_step(series)
     left = f"{duration((total - run.steps_done) * seconds)} left" if seconds and total and state == "running" else ""
     return LiveView(
@@ -215,19 +215,16 @@ def new_lines(run: Run, *, since: int) -> Iterator[str]:
         yield f"step {int(series.step[row]):,}  " + "  ".join(cells[:8])
 
 
-def _state(run: Run, series: Series, age: float) -> LiveState:
-    """What the run does now, as far as its last lines and their age tell."""
+def _state(run: Run, series: Series, age: float, verdict: health.HealthVerdict | None) -> str:
+    """What the run does now, in the words of the list of runs; `running` where nothing stands out."""
     if not len(series):
         return "waiting"
-    if series.action[-1] == 3:
-        return "stopped"
-    loss = series.get("loss")
-    tail = loss.value[-_DEAD:] if loss is not None else np.empty(0)
-    if len(tail) == _DEAD and not np.isfinite(tail).any():
-        return "dead"
-    if run.is_over:
-        return "finished"
-    return "running" if age < max(_QUIET_SECONDS, 20 * (_seconds_per_step(series) or 0.0)) else "quiet"
+    judged = None
+    if run.kind != "nantrap":  # a log of another tool says nothing of its process
+        judged = verdict_of(verdict or health.judge(run))
+    recent = replace(recent_steps(run, series), age=age, alive=is_alive(process_of(run.info)), verdict=judged)
+    word = state_of(recent).word
+    return word if word in _TOLD else "running"
 
 
 def _seconds_per_step(series: Series) -> float | None:

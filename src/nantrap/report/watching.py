@@ -15,12 +15,10 @@ from textual.widgets import Footer, Static
 from nantrap import health
 from nantrap.record import Run
 from nantrap.report.live import BAD, LiveValue, LiveView, incident_texts, view_of
+from nantrap.report.states import SIGNS
 
-_STATE_STYLES = {
-    "running": "bold green", "finished": "bold green", "waiting": "bold", "quiet": "bold yellow", "stopped": "bold red",
-    "dead": "bold red",
-}  # fmt: skip
-_STATE_SIGNS = {"running": "●", "finished": "✓", "waiting": "…", "quiet": "▲", "stopped": "■", "dead": "✖"}
+_TONES = {"ok": "bold green", "warn": "bold yellow", "bad": "bold red", "muted": "bold"}
+_SIGNS = {**SIGNS, "running": ("ok", "●"), "waiting": ("muted", "…")}
 _WINDOWS = (None, 10_000, 1_000, 100)
 
 
@@ -108,8 +106,9 @@ class WatchApp(App[None]):
     def _head(self, view: LiveView, width: int) -> Text:
         """The state and the headline of the run, with a bar of its progress where the number of steps is known."""
         text = Text(no_wrap=False)
-        name = f"{_STATE_SIGNS[view.state]} {_cut(view.name, width - 4)}  "
-        text.append(name, style=_STATE_STYLES[view.state])
+        tone, sign = _SIGNS[view.state]
+        name = f"{sign} {_cut(view.name, width - 4)}  "
+        text.append(name, style=_TONES[tone])
         text.append(_in_lines((*view.facts, *(("(paused)",) if self._paused else ())), width, len(name)))
         if view.share is not None:
             done = round(view.share * width)

@@ -13,7 +13,7 @@ import pytest
 
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import RecentSteps, state_of
+from nantrap.report.states import RecentSteps, state_of
 from report.runs import usual_run
 
 pytest.importorskip("starlette", reason="needs nantrap[serve]")

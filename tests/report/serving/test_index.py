@@ -16,7 +16,7 @@ from nantrap.health import judge
 from nantrap.record import open_run
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import RecentSteps, state_of
+from nantrap.report.states import RecentSteps, state_of
 from report.runs import MASKED, line, skipped, usual_run, write_run
 
 

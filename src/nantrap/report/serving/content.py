@@ -10,12 +10,14 @@ from typing import Any
 
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted, value, visible
+from nantrap.record import open_run
 from nantrap.report.diagnostics import VERBS
-from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
+from nantrap.report.journals import JournalRow, finite_or_none, incident_folders
 from nantrap.report.serving.cache import StepCounts
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import ORDER, Summary
+from nantrap.report.serving.summary import Summary
+from nantrap.report.states import ORDER, seconds_between_lines
 from nantrap.report.surroundings import read_json
 
 KINDS = {
@@ -122,11 +124,11 @@ def ranks_of(journals: list[Path]) -> list[tuple[int, str, str, str]]:
     """Each rank: its number, last step, loss and milliseconds per step."""
     ranks = []
     for rank, journal in enumerate(journals[:64]):
-        rows = ending(journal, most_bytes=32 * 1024).rows
-        if rows:
-            middle = sorted(row.milliseconds for row in rows)[len(rows) // 2]
-            loss = value(rows[-1].numbers.get("loss", math.nan), 4)
-            ranks.append((rank, f"{rows[-1].step:,}", loss, f"{middle:,.0f}"))
+        series = open_run(journal, last_bytes=32 * 1024).main
+        if len(series):
+            loss = series.get("loss")
+            last = value(float(loss.value[-1]) if loss is not None else math.nan, 4)
+            ranks.append((rank, f"{series.step[-1]:,}", last, f"{1000 * seconds_between_lines(series):,.0f}"))
     return ranks
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from nantrap.health import judge
-from nantrap.incident.wording import visible
 from nantrap.record import Column, Run, envelope, is_evaluation, open_run
 from nantrap.report.journals import JournalRow, finite_or_none
+from nantrap.report.states import verdict_of
 
 LARGEST = 32 << 20
 """Bytes of a log that are read for its page; of a longer one, the end."""
@@ -29,13 +29,6 @@ def stamp(path: Path) -> tuple[int, int]:
     if not statuses:
         raise FileNotFoundError(path)
     return sum(status.st_size for status in statuses), max(status.st_mtime_ns for status in statuses)
-
-
-def verdict_of(run: Run) -> tuple[str, str]:
-    """The verdict of `nantrap check` in a word, and its first reason."""
-    found = judge(run)
-    why = (finding for finding in found.findings if finding.outcome == found.outcome)
-    return found.word, next((visible(finding.summary) for finding in why), "")
 
 
 class ForeignLog:
@@ -61,23 +54,9 @@ class ForeignLog:
         with self._lock:
             self.run.refresh()
 
-    @property
-    def seconds_between_lines(self) -> float:
-        """How long it usually takes from one line to the next; 0 if the log has no times."""
-        main = self.run.main
-        times = main.get("wall_time")
-        if times is not None and len(times) > 2:
-            return max(0.0, float(np.median(np.diff(times.value[-200:]))))
-        step_ms = main.get("ms")
-        if step_ms is None or not len(step_ms):
-            return 0.0
-        steps = np.diff(main.step[-200:])
-        usual = float(np.nanmedian(step_ms.value[-200:])) / 1000
-        return usual * max(1.0, float(np.median(steps)) if len(steps) else 1.0)
-
     def verdict(self) -> tuple[str, str]:
         """The verdict of `nantrap check` on what was read, in a word, and its first reason."""
-        word, reason = verdict_of(self.run)
+        word, reason = verdict_of(judge(self.run))
         return word, f"in the end of the log: {reason}" if self._only_end else reason
 
     def rows(self, *, most: int = 2000, after: int | None = None) -> list[JournalRow]:

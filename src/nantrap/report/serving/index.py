@@ -21,7 +21,7 @@ from typing import Any
 
 from nantrap.errors import NantrapError
 from nantrap.record import open_run
-from nantrap.report.journals import JournalRow, appended, ending, incident_folders, journals_of, window
+from nantrap.report.journals import JournalRow, appended, incident_folders, journals_of, steps_as_rows, window
 from nantrap.report.serving.cache import JournalCache, StepCounts
 from nantrap.report.serving.foreign import ForeignLog, stamp
 from nantrap.report.serving.summary import Summary, summary_of_log, summary_of_run
@@ -31,6 +31,7 @@ _MOST_RUNS = 20_000
 _NAMED = ("trainer_state.json", "metrics.csv")
 _ENDINGS = (".jsonl", ".ndjson", ".log", ".out", ".txt", ".csv", ".tsv")
 _MOST_OPEN = 8
+_TAIL_BYTES = 256 * 1024
 
 
 # ---- where the runs and logs are; links are not followed
@@ -207,16 +208,16 @@ class Index:
             return rows, newer
         if journal is None:
             return [], list
-        end = ending(journal)
-        offset = end.offset
+        run = open_run(journal, last_bytes=_TAIL_BYTES)
+        count = len(run.main)
 
         def new() -> list[JournalRow]:
-            nonlocal offset
-            new = appended(journal, offset)
-            found, offset = new.rows, new.after
-            return found
+            nonlocal count
+            run.refresh()
+            before, count = count, len(run.main)
+            return steps_as_rows(run.main)[before if before <= count else 0 :]
 
-        return end.rows, new
+        return steps_as_rows(run.main), new
 
     def window(self, ident: str, first: int, last: int) -> list[JournalRow]:
         """The steps from `first` to `last`."""
