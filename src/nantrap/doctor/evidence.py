@@ -10,7 +10,6 @@ import ast
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting
@@ -40,8 +39,8 @@ _NAMES: Final = re.compile(r"[A-Za-z_]\w*")
 _WORDS: Final = re.compile(r"[a-z0-9]+")
 
 
-def judged(found: Sighting, code: str, file: str, module: Module | None, repository: Repository) -> Sighting:
-    """A finding with the risk that it is printed with.
+def judged(found: Sighting, code: str, file: str, module: Module | None, repository: Repository) -> tuple[Risk, str]:
+    """The risk and the words that a finding is printed with.
 
     The principle: a finding has the risk of its check only if all that the check needs for certainty is seen in this
     project. What speaks against it lowers it by one step, high to medium and medium to low, and is said in the message:
@@ -55,16 +54,15 @@ def judged(found: Sighting, code: str, file: str, module: Module | None, reposit
 
     A file that was read alone is taken at its word: nothing was read that could speak against it.
     """
-    if found.risk == "low":
-        return found
+    risk = found.risk or "low"
+    if risk == "low":
+        return risk, found.message
     place = found.file or file
     module = module or next((each for each in repository.modules if each.file == place), None)
     doubt = found.doubt or _aside(place, code, repository)
     if not doubt and module is not None:
         doubt = _meant(module, found.line) or _unreached(module, found.line, code, repository)
-    if not doubt:
-        return found
-    return replace(found, risk=_LOWER[found.risk], message=f"{found.message} ({doubt})", doubt=doubt)
+    return (_LOWER[risk], f"{found.message} ({doubt})") if doubt else (risk, found.message)
 
 
 def _aside(file: str, code: str, repository: Repository) -> str:

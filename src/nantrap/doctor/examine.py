@@ -10,9 +10,10 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
+from nantrap.doctor.checks import CONFIGURATION, SOURCE
+from nantrap.doctor.checks.registry import RegisteredCheck, Sighting
 from nantrap.doctor.configuration.names import declared_names
 from nantrap.doctor.configuration.precision import computation, weights
 from nantrap.doctor.configuration.setting import Setting, SettingSource, first_by_role, number, switch
@@ -24,53 +25,43 @@ from nantrap.doctor.files import Text, read_files
 from nantrap.doctor.report import SEVERITY_OF, DoctorReport, Fact, LeftOut
 from nantrap.doctor.repository import Repository, framework_of, sources_of, split_python
 from nantrap.doctor.source.module import Module, is_test, read_module
-from nantrap.incident.checks import CheckCode
 from nantrap.problems import Problem, ProblemPlace
 from nantrap.problems.problem import SEVERITIES
 
+
+class StatusRow(NamedTuple):
+    """A row of the status: its name in JSON, its title, and the settings it shows, the first that a source has.
+
+    `always` says whether it stands in the status of every file, or only of those that set it.
+    """
+
+    name: str
+    title: str
+    keys: tuple[str, ...]
+    is_number: bool = True
+    always: bool = True
+
+
 _LINE: Final = re.compile(r"\bline \d+")
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
-_FIELDS: Final = (
-    "mixed_precision", "lr", "min_lr", "warmup", "clip", "accumulation", "batch_size", "optimizer",
-    "distributed_type", "devices",
-)  # fmt: skip
-_KEYS: Final = {
-    "lr": ("lr",),
-    "min_lr": ("min_lr",),
-    "warmup": ("warmup_steps", "warmup_ratio", "warmup_epochs", "warmup"),
-    "clip": ("clip",),
-    "accumulation": ("accumulation",),
-    "batch_size": ("micro_batch", "batch_size", "global_batch"),
-    "optimizer": ("optimizer",),
-    "distributed_type": ("distributed_type",),
-    "devices": ("gpu_ids", "processes"),
-    "temperature": ("temperature",),
-    "student_temperature": ("student_temperature",),
-    "teacher_temperature": ("teacher_temperature",),
-    "beta": ("beta",),
-    "streams": ("streams",),
-}
-"""The last five stand in the status of a file only if the file sets them."""
+_STATUS: Final = (
+    StatusRow("mixed_precision", "mixed precision", ()),
+    StatusRow("lr", "learning rate", ("lr",)),
+    StatusRow("min_lr", "smallest lr", ("min_lr",)),
+    StatusRow("warmup", "warm-up", ("warmup_steps", "warmup_ratio", "warmup_epochs", "warmup")),
+    StatusRow("clip", "clipping", ("clip",)),
+    StatusRow("accumulation", "accumulation", ("accumulation",)),
+    StatusRow("batch_size", "batch size", ("micro_batch", "batch_size", "global_batch")),
+    StatusRow("optimizer", "optimizer", ("optimizer",), is_number=False),
+    StatusRow("distributed_type", "distributed type", ("distributed_type",), is_number=False),
+    StatusRow("devices", "devices", ("gpu_ids", "processes"), is_number=False),
+    StatusRow("temperature", "temperature", ("temperature",), always=False),
+    StatusRow("student_temperature", "student temp", ("student_temperature",), always=False),
+    StatusRow("teacher_temperature", "teacher temp", ("teacher_temperature",), always=False),
+    StatusRow("beta", "beta", ("beta",), always=False),
+    StatusRow("streams", "streams", ("streams",), always=False),
+)
 _SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "no": "no", "amp": "amp, dtype not named"}
-_TITLES: Final = {
-    "amp": "AMP",
-    "fp16": "fp16",
-    "lr": "learning rate",
-    "mixed_precision": "mixed precision",
-    "distributed_type": "distributed type",
-    "devices": "devices",
-    "min_lr": "smallest lr",
-    "warmup": "warm-up",
-    "clip": "clipping",
-    "accumulation": "accumulation",
-    "batch_size": "batch size",
-    "optimizer": "optimizer",
-    "temperature": "temperature",
-    "student_temperature": "student temp",
-    "teacher_temperature": "teacher temp",
-    "beta": "beta",
-    "streams": "streams",
-}
 _DISAGREEMENTS: Final = frozenset({"NT801", "NT802", "NT804", "NT806", "NT819", "NT820"})
 
 
@@ -189,24 +180,25 @@ def _run(repository: Repository) -> Iterable[Problem]:
     for source in list(repository.sources):
         for check in CONFIGURATION:
             for found in check.function(source, repository):
-                yield _finding(check.row, source.file, judged(found, check.row.code, source.file, None, repository))
+                yield _finding(check, found, source.file, None, repository)
     for module in repository.modules:
-        yield from _run_module(module, repository)
+        for check in SOURCE:
+            try:
+                seen = list(check.function(module, repository))
+            except RecursionError:
+                continue  # an expression nested a thousand deep; the other checks still run
+            for found in seen:
+                yield _finding(check, found, module.file, module, repository)
 
 
-def _run_module(module: Module, repository: Repository) -> Iterable[Problem]:
-    for check in SOURCE:
-        try:
-            found = list(check.function(module, repository))
-        except RecursionError:
-            continue  # an expression nested a thousand deep; the other checks still run
-        for each in found:
-            yield _finding(check.row, module.file, judged(each, check.row.code, module.file, module, repository))
-
-
-def _finding(row: CheckCode, file: str, seen: Sighting) -> Problem:
-    place = ProblemPlace(seen.file or file, seen.line)
-    return Problem(row.code, SEVERITY_OF[seen.risk], seen.message, seen.fix, {"value": seen.value}, place, row.slug)
+def _finding(
+    check: RegisteredCheck, found: Sighting, file: str, module: Module | None, repository: Repository
+) -> Problem:
+    """What a check saw as a finding, with the risk that it is printed with."""
+    whole = replace(found, risk=found.risk or check.risk, fix=found.fix or check.fix)
+    risk, message = judged(whole, check.row.code, file, module, repository)
+    place = ProblemPlace(found.file or file, found.line)
+    return Problem(check.row.code, SEVERITY_OF[risk], message, whole.fix, {"value": found.value}, place, check.row.slug)
 
 
 def _deduplicated(findings: Iterable[Problem]) -> list[Problem]:
@@ -260,19 +252,19 @@ def status_of(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any
         if source.kind == "composed":
             continue
         row = table.get(source.file, {})
-        for name, found in _row(source):
-            if row.get(name) is None:
-                row[name] = found.value if name != "mixed_precision" else _precision(source)
-                title = _TITLES[name]
-                facts.append(Fact(title, row[name], found.file, found.line))
-        for name in ("amp", "fp16"):
+        for shown in _STATUS:
+            found = _setting_of(source, shown) if row.get(shown.name) is None else None
+            if found is not None:
+                row[shown.name] = found.value if shown.keys else _precision(source)
+                facts.append(Fact(shown.title, row[shown.name], found.file, found.line))
+        for name, title in (("amp", "AMP"), ("fp16", "fp16")):
             setting = next((each for each in source.all(name) if switch(each.value) is not None), None)
             if setting is not None:
-                facts.append(Fact(_TITLES[name], switch(setting.value), setting.file, setting.line))
+                facts.append(Fact(title, switch(setting.value), setting.file, setting.line))
         if row:
             table[source.file] = row
-    whole = {file: {**dict.fromkeys(_FIELDS), **row} for file, row in table.items()}
-    return whole, facts
+    always = [shown.name for shown in _STATUS if shown.always]
+    return {file: {**dict.fromkeys(always), **row} for file, row in table.items()}, facts
 
 
 def alignment_of(findings: Sequence[Problem]) -> list[str]:
@@ -280,24 +272,19 @@ def alignment_of(findings: Sequence[Problem]) -> list[str]:
     return [f"{each.place.file}:{each.place.line}: {each.message}" for each in findings if each.code in _DISAGREEMENTS]
 
 
-def _row(source: SettingSource) -> list[tuple[str, Setting]]:
-    """The settings of a source that the overview shows, by the names of its columns."""
-    found: list[tuple[str, Setting]] = []
-    asked = computation(source) or weights(source)
-    if asked is not None:
-        found.append(("mixed_precision", asked.setting))
-    for name, keys in _KEYS.items():
-        for key in keys:
-            setting = first_by_role(source, key)
-            if setting is None or not setting.known or setting.value is None or isinstance(setting.value, (list, bool)):
-                continue
-            if name not in ("optimizer", "distributed_type", "devices") and number(setting.value) is None:
-                continue
-            if name == "devices" and key == "gpu_ids" and str(setting.value).lower() == "all":
-                continue
-            found.append((name, setting))
-            break
-    return found
+def _setting_of(source: SettingSource, shown: StatusRow) -> Setting | None:
+    """The setting of a source that a row of the status shows."""
+    if not shown.keys:
+        asked = computation(source) or weights(source)
+        return None if asked is None else asked.setting
+    for key in shown.keys:
+        setting = first_by_role(source, key)
+        if setting is None or not setting.known or setting.value is None or isinstance(setting.value, (list, bool)):
+            continue
+        every = key == "gpu_ids" and str(setting.value).lower() == "all"
+        if not every and (not shown.is_number or number(setting.value) is not None):
+            return setting
+    return None
 
 
 def _precision(source: SettingSource) -> str:

@@ -10,16 +10,13 @@ import ast
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import cached_property
+from typing import Any, Final, TypeVar
 
 from nantrap.doctor.configuration.names import plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, SourceKind, SourceRole
 from nantrap.doctor.source.expressions import name_of
 from nantrap.doctor.source.module import Function, Module, parts_inside
-
-if TYPE_CHECKING:
-    from nantrap.doctor.source.module import Module
-
 
 _FOLDERS_OF_SETTINGS: Final = frozenset([
     "config", "configs", "conf", "cfg", "cfgs", "accelerate", "accelerate_config", "accelerate_configs", "deepspeed",
@@ -40,7 +37,7 @@ _FEW: Final = 3
 _Value = TypeVar("_Value")
 
 
-@dataclass(slots=True)
+@dataclass
 class Repository:
     """The sources and modules of one examination."""
 
@@ -161,32 +158,21 @@ class Repository:
                 named += other.references
         return named
 
-    @property
+    @cached_property
     def clips(self) -> bool:
         """Whether any Python file clips gradients."""
-        if "clips" not in self.kept:
-            self.kept["clips"] = any(module.clips for module in self.modules)
-        return bool(self.kept["clips"])
+        return any(module.clips for module in self.modules)
 
-    @property
+    @cached_property
     def names_dtype(self) -> bool:
         """Whether any Python file opens an autocast region with a dtype."""
-        if "names_dtype" not in self.kept:
-            self.kept["names_dtype"] = any(
-                keyword.arg == "dtype"
-                for module in self.modules
-                for call, place in module.calls.get("autocast", ())
-                if not place.silent
-                for keyword in call.keywords
-            )
-        return bool(self.kept["names_dtype"])
+        calls = [call for module in self.modules for call, _ in module.sites("autocast")]
+        return any(keyword.arg == "dtype" for call in calls for keyword in call.keywords)
 
-    @property
+    @cached_property
     def scales(self) -> bool:
         """Whether any Python file uses a GradScaler."""
-        if "scales" not in self.kept:
-            self.kept["scales"] = any(module.scales for module in self.modules)
-        return bool(self.kept["scales"])
+        return any(module.scales for module in self.modules)
 
 
 def _launches(line: SettingSource, source: SettingSource) -> bool:
@@ -297,28 +283,23 @@ def _deepspeed(settings: Sequence[Setting], depth: int, *, file: str, kind: Sour
     return SettingSource(file, kind, tuple(parts), "deepspeed", "deepspeed", settings[0].line)
 
 
-def possible_values(module: Module, node: ast.expr, function: Function, repository: Repository) -> list[Any]:
+def possible_values(function: Function, node: ast.expr, repository: Repository) -> list[Any]:
     """The values that an expression can have, as far as they are known."""
     if isinstance(node, ast.IfExp):
-        return [
-            *possible_values(module, node.body, function, repository),
-            *possible_values(module, node.orelse, function, repository),
-        ]
+        return [value for side in (node.body, node.orelse) for value in possible_values(function, side, repository)]
     given = function.given(node)
     if given is not None:
-        return possible_values(module, given, function, repository)
-    value = resolved_value(module, node, function, repository)
+        return possible_values(function, given, repository)
+    value = resolved_value(function, node, repository)
     return [] if value is UNKNOWN else [value]
 
 
-def resolved_value(module: Module, node: ast.expr, function: Function, repository: Repository) -> Any:
+def resolved_value(function: Function, node: ast.expr, repository: Repository) -> Any:
     """A value in the code, else the value in the settings near the file under the same name."""
-    value = module.value(node, function)
+    module, value, leaf = function.module, function.value(node), plain(name_of(node))
     if value is not UNKNOWN and not isinstance(value, list):
-        leaf = plain(name_of(node))
         override = _from_lines(module, repository, leaf) if leaf in module.settings.defaults else UNKNOWN
         return value if override is UNKNOWN else override
-    leaf = plain(name_of(node))
     if not leaf:
         return UNKNOWN
     found = {

@@ -16,121 +16,90 @@ from nantrap.doctor.source.module import Module
 _LONG: Final = 10_000
 
 
-@configuration_check("nan_filter_hides")
+@configuration_check("nan_filter_hides", "medium", "logging_nan_inf_filter=False")
 def nan_filter_hides(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The Trainer replaces NaN losses in its log by the average of the others."""
     found = source.first("nan_filter")
     if found is not None:
         if switch(found.value):
-            yield Sighting.at(
-                found,
-                "medium",
-                f"{found.name} is on: a NaN loss does not show in the log",
-                "logging_nan_inf_filter=False",
-            )
+            yield Sighting.at(found, f"{found.name} is on: a NaN loss does not show in the log")
         return
-    settings = [
-        each for each in source.settings if each.key in ("lr", "micro_batch", "total_steps", "epochs", "bf16", "fp16")
-    ]
+    keys = ("lr", "micro_batch", "total_steps", "epochs", "bf16", "fp16")
+    settings = [each for each in source.settings if each.key in keys]
     if source.framework == "hf" and source.kind in ("call", "yaml", "json") and settings:
         line = source.line if source.kind == "call" else settings[0].line
         yield Sighting(
-            "low",
-            line,
-            None,
-            "logging_nan_inf_filter is not set, and its default hides a NaN loss in the log",
-            "logging_nan_inf_filter=False",
+            line, None, "logging_nan_inf_filter is not set, and its default hides a NaN loss in the log", "low"
         )
 
 
-@configuration_check("checkpoints_too_rare")
+@configuration_check("checkpoints_too_rare", "medium", "save every 1,000 steps")
 def checkpoints_too_rare(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """A long run saves no checkpoint, or only one at its end."""
-    total = source.first("total_steps")
-    steps = number(total.value) if total is not None else None
-    if total is None or steps is None or steps < _LONG:
+    steps = number(source.value("total_steps"))
+    if steps is None or steps < _LONG:
         return
-    found: Setting | None = None
-    why = ""
-    strategy = source.first("save_strategy")
-    off = source.first("save_switch")
-    interval = source.first("save_steps")
+    strategy, off, interval = (source.first(key) for key in ("save_strategy", "save_switch", "save_steps"))
+    found, why = None, "nothing is saved"
     if strategy is not None and strategy.value in ("no", False):
-        found, why = strategy, "nothing is saved"
+        found = strategy
     elif off is not None and off.names[-1] != "checkpointing" and switch(off.value) is False:
-        found, why = off, "nothing is saved"
-    elif interval is not None and interval.known and (strategy is None or strategy.value == "steps"):
-        every = number(interval.value)
-        if every is None:
-            if interval.value is None or interval.value is False:
-                found, why = interval, "nothing is saved"
-        elif every <= 0 and not isinstance(interval.value, bool):
-            found, why = interval, "nothing is saved"
-        elif every >= steps:
-            found, why = interval, "the first checkpoint is the last"
+        found = off
+    elif interval is not None and (strategy is None or strategy.value == "steps"):
+        every = 0.0 if interval.value in (None, False) else number(interval.value)
+        if every is not None and (every <= 0 or every >= steps):
+            found, why = interval, why if every <= 0 else "the first checkpoint is the last"
     if found is not None:
-        yield Sighting.at(
-            found,
-            "medium",
-            f"{found.name} is {found.value} in a run of {int(steps):,} steps: {why}",
-            "save every 1,000 steps",
-        )
+        yield Sighting.at(found, f"{found.name} is {found.value} in a run of {int(steps):,} steps: {why}")
 
 
-@configuration_check("keep_last_too_small")
+@configuration_check("keep_last_too_small", "low", "keep 3")
 def keep_last_too_small(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Only the newest checkpoint is kept."""
     for each in source.all("keep"):
-        if whole(each.value) != 1 or isinstance(each.value, bool):
-            continue
-        if any(_keeps(other) for other in source.all("keep_best")):
-            continue
-        yield Sighting.at(each, "low", f"{each.name} keeps one checkpoint", "keep 3")
+        if whole(each.value) == 1 and not any(map(_keeps, source.all("keep_best"))):
+            yield Sighting.at(each, f"{each.name} keeps one checkpoint")
 
 
-@source_check("resume_overrides_lr")
+@source_check("resume_overrides_lr", "medium", 'set group["lr"] after loading')
 def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Resuming restores the old learning rate, whatever the configuration says now."""
-    if "load_state_dict" not in module.calls:
-        return
-    loads = [(call, place) for call, place in module.sites("load_state_dict") if isinstance(call.func, ast.Attribute)]
-    optimizers = [each for each in loads if is_optimizer(module, dotted(each[0].func.value))]  # type: ignore[attr-defined]
-    schedulers = [each for each in loads if "sched" in ast.unparse(each[0].func.value).lower()]  # type: ignore[attr-defined]
+    loads = [
+        (call, place, call.func.value)
+        for call, place in module.sites("load_state_dict")
+        if isinstance(call.func, ast.Attribute)
+    ]
+    optimizers = [each for each in loads if is_optimizer(module, dotted(each[2]))]
+    schedulers = [each for each in loads if "sched" in ast.unparse(each[2]).lower()]
     if not optimizers or not schedulers:
         return
     resume, rate = configured_value(module, repository, "resume"), configured_value(module, repository, "lr")
     if not _is_path(resume) or number(rate) is None:
         return
-    call, place = schedulers[-1]
-    for function in {id(p.function): p.function for _, p in (*optimizers, *schedulers)}.values():
+    both = (*optimizers, *schedulers)
+    last = max(call.lineno for call, _, _ in both)
+    for function in {id(place.function): place.function for _, place, _ in both}.values():
         flow = flow_of(module, function)
-        for load in flow.of("load"):
-            if any(follows(load, other) for other in flow.of("set_lr")):
-                return
-    last = max(c.lineno for c, _ in (*optimizers, *schedulers))
-    if any(
-        event.line > last
-        for function in module.functions
-        for event in flow_of(module, function).of("set_lr")
-        if function is place.function
-    ):
+        after = [(load, other) for load in flow.of("load") for other in flow.of("set_lr")]
+        if any(follows(load, other) for load, other in after):
+            return
+    call, place, _ = schedulers[-1]
+    if any(event.line > last for event in flow_of(module, place.function).of("set_lr")):
         return
     yield Sighting(
-        "medium",
         call.lineno,
         resume,
         f"resuming from {resume} loads the optimizer's and the scheduler's state, which brings the old learning rate "
         f"back; the configured {rate} has no effect",
-        'set group["lr"] after loading',
     )
 
 
 def _keeps(setting: Setting) -> bool:
     value = setting.value
-    return not (value is None or value is False or value == "" or number(value) == 0 or switch(value) is False)
+    return not (value in (None, "") or number(value) == 0 or switch(value) is False)
 
 
 def _is_path(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value) and value.lower() not in ("none", "null", "false", "no")
-    return (isinstance(value, int) and not isinstance(value, bool) and value > 0) or value is True
+    return value is True or (number(value) or 0) > 0

@@ -21,7 +21,9 @@ from nantrap.doctor.source.expressions import (
     name_of,
     names_in,
     operation,
+    operations,
     peeled,
+    receiver_of,
     used_in,
 )
 from nantrap.doctor.source.module import CodePlace, Function, Module
@@ -45,177 +47,142 @@ _SMALL: Final = 0.01
 _EMBEDDING: Final = re.compile(r"proj|embed|feat|online|^[zqpkh]\d?$|rep|anchor|view|byol|predictor")
 
 
-@source_check("exp_overflows")
+@source_check("exp_overflows", "medium", "take the largest exponent away first, or use logsumexp or log_softmax")
 def exp_overflows(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The exponential of scores that nothing keeps below 88, or that is 0 for a whole row by which is divided."""
-    for call, place in module.sites("exp", "exp_"):
-        found = operation(module, call)
-        function = place.function
-        if found is None or found.operand is None or _in_lambda(call, place):
+    for found, place in operations(module, "exp", "exp_"):
+        function, line = place.function, found.node.lineno
+        sinkhorn = "sinkhorn" in function.title
+        if _in_lambda(found.node, place) or not (sinkhorn or in_model(function)):
             continue  # what a lambda is given is not seen
-        sinkhorn = "sinkhorn" in _title(function)
-        if not sinkhorn and not in_model(module, function):
-            continue
-        given = _origin(module, found.operand, function, call.lineno)
-        if isinstance(given, ast.BinOp) and isinstance(given.op, ast.Div) and _sharpens(module, given.right, function):
-            scores = _origin(module, given.left, function, call.lineno)
-            if _is_negative(given.left):
-                yield from _vanishing_rows(module, call, place, given.right)
+        given = _origin(function, found.operand, line)
+        quotient = is_operation(function, given, "div")
+        if quotient is not None and quotient.arguments and _sharpens(function, quotient.arguments[0]):
+            scores = _origin(function, quotient.operand, line)
+            if _is_negative(quotient.operand):
+                yield from _vanishing_rows(module, found.node, place, quotient.arguments[0])
                 continue
-            if is_operation(module, scores, "cosine_similarity", *_PRODUCTS) or isinstance(scores, ast.BinOp):
-                yield from _similarities(module, repository, call, place, scores, given.right)
+            if is_operation(function, scores, "cosine_similarity", *_PRODUCTS) or isinstance(scores, ast.BinOp):
+                yield from _similarities(repository, found.node, function, scores, quotient.arguments[0])
         names = names_in(given) | names_in(found.operand)
-        made = [function.latest(name, call.lineno) for each in ast.walk(given) if (name := dotted(each))]
+        made = [function.latest(name, line) for each in ast.walk(given) if (name := dotted(each))]
         names |= {name for value in made if value is not None for name in names_in(value)}
-        if any(_BOUNDED.search(name) for name in names) or _is_negative(given) or _is_negative(found.operand):
+        if any(map(_BOUNDED.search, names)) or _is_negative(given) or _is_negative(found.operand):
             continue
-        divided = _divided_by(given) or _divided_by(found.operand)
-        if not (sinkhorn or (divided and any(_SCORES.search(name) for name in names))):
-            continue
-        yield Sighting.of(
-            call,
-            "medium",
-            f"{ast.unparse(call)[:60]} is Inf above 88.7 in float32 and above 11.1 in float16",
-            "take the largest exponent away first, or use logsumexp or log_softmax",
-        )
+        divided = _divided_by(function, given) or _divided_by(function, found.operand)
+        if sinkhorn or (divided and any(map(_SCORES.search, names))):
+            words = f"{ast.unparse(found.node)[:60]} is Inf above 88.7 in float32 and above 11.1 in float16"
+            yield Sighting.of(found.node, words)
 
 
 def _similarities(
-    module: Module, repository: Repository, call: ast.Call, place: CodePlace, scores: ast.expr, temperature: ast.expr
+    repository: Repository, call: ast.expr, function: Function, scores: ast.expr, temperature: ast.expr
 ) -> Iterator[Sighting]:
     """The exponential of products over a temperature.
 
     Products of unit vectors are at most 1, so that the temperature alone decides. Products of vectors that nothing
     normalises have no limit; where another place of the project normalises, these may be unit vectors too.
     """
-    function = place.function
-    sides = _factors(module, scores)
-    if not sides:
-        return
-    cosine = is_operation(module, scores, "cosine_similarity") is not None
-    unit = cosine or all(_is_unit(module, side, function, call.lineno) for side in sides)
-    value = number(module.value(temperature, function)) or 0.0
-    if unit and not 0 < value * _LARGEST < 1:
+    sides = _factors(function, scores)
+    cosine = is_operation(function, scores, "cosine_similarity") is not None
+    unit = cosine or all(_is_unit(function, side, call.lineno) for side in sides)
+    value = number(function.value(temperature)) or 0.0
+    if not sides or (unit and not 0 < value * _LARGEST < 1):
         return
     elsewhere = any("normalize" in each.calls or "cosine_similarity" in each.calls for each in repository.modules)
-    text = ast.unparse(call)[:60]
+    words = f": nothing here normalises the vectors, and above {_LARGEST} it is Inf in float32"
     if unit:
-        message = f"{text} reaches exp({1 / value:.0f}) for a similarity of 1, which is Inf in float32"
-    else:
-        message = f"{text}: nothing here normalises the vectors, and above {_LARGEST} it is Inf in float32"
+        words = f" reaches exp({1 / value:.0f}) for a similarity of 1, which is Inf in float32"
     yield Sighting.of(
         call,
-        "low" if elsewhere and not unit else "medium",
-        message,
-        "use F.cross_entropy or logsumexp of similarity / temperature, and normalise the vectors",
+        ast.unparse(call)[:60] + words,
+        risk="low" if elsewhere and not unit else "medium",
+        fix="use F.cross_entropy or logsumexp of similarity / temperature, and normalise the vectors",
     )
 
 
-def _factors(module: Module, node: ast.expr) -> list[ast.expr]:
+def _factors(function: Function, node: ast.expr) -> list[ast.expr]:
     """The two sides of a product of matrices, or of rows: `a @ b`, `torch.mm(a, b)`, `(a * b).sum(-1)`."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.MatMult, ast.Mult)):
-        return [node.left, node.right]
-    found = operation(module, node)
-    if found is None or found.operand is None:
-        return []
-    if found.name == "einsum":
-        return found.arguments[:2]
+    found = operation(function, node)
+    if found is None or found.name == "einsum":
+        return found.arguments[:2] if found is not None else []
     if found.name == "sum":
-        inner = found.operand
-        return _factors(module, inner) if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mult) else []
+        return _factors(function, found.operand) if is_operation(function, found.operand, "mul") else []
+    if isinstance(node, ast.BinOp) and found.name not in ("matmul", "mul"):
+        return []
     return [found.operand, *found.arguments[:1]]
 
 
-def _is_unit(module: Module, node: ast.expr, function: Function, line: int) -> bool:
+def _is_unit(function: Function, node: ast.expr, line: int) -> bool:
     """Whether the rows of a tensor are seen to have length 1: `F.normalize(x)`, `x / x.norm()`."""
     while isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "H"):
         node = node.value
-    node = peeled(module, node)
+    node = peeled(function, node)
     made = function.given(node, line) or node
     if any(isinstance(each, ast.Call) and "normalize" in name_of(each.func).lower() for each in ast.walk(made)):
         return True
-    divided = isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
-    names = names_in(node) | (names_in(made.right) if isinstance(made, ast.BinOp) and divided else set())
-    return any("norm" in name for name in names)
+    quotient = is_operation(function, made, "div")
+    divisors = quotient.arguments if quotient is not None else []
+    return any("norm" in name for each in (node, *divisors) for name in names_in(each))
 
 
-def _vanishing_rows(module: Module, call: ast.Call, place: CodePlace, temperature: ast.expr) -> Iterator[Sighting]:
+def _vanishing_rows(module: Module, call: ast.expr, place: CodePlace, temperature: ast.expr) -> Iterator[Sighting]:
     """`exp(-cost / eps)` by whose rows the function divides: 0 for every entry of a row gives Inf or 0/0."""
     statement, function = place.statement, place.function
     name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-    if not name:
-        return
-    divides = any(
-        at.function is function and name in used_in(division.right)
-        for division, at in module.divisions
-        if not has_epsilon(module, division.right, function)
-    )
-    if not divides:
-        return
-    small = 0 < (number(module.value(temperature, function)) or 0) <= _SMALL
-    yield Sighting.of(
-        call,
-        "medium" if small else "low",
-        f"{ast.unparse(call)[:60]} is 0 in float32 where the quotient is above {_VANISHES}, "
-        "and a row of zeros divides by 0",
-        "compute with logarithms (logsumexp): nantrap.ops.sinkhorn",
-    )
-
-
-@source_check("division_by_running_mean")
-def division_by_running_mean(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """A loss divides by an average that the forward pass keeps, and that can be zero."""
-    for division, place in module.divisions:
-        function = place.function
-        if place.silent or not in_model(module, function):
-            continue
-        divisor = _origin(module, division.right, function, division.lineno)
-        if has_epsilon(module, divisor, function) or has_epsilon(module, division.right, function):
-            continue
-        kept = next((name for name in sorted(used_in(divisor)) if _is_running(module, function, name)), None)
-        given = function.latest(kept, division.lineno) if kept is not None else None
-        if given is not None and has_epsilon(module, given, function):
-            continue
-        if kept is not None:
-            yield Sighting.of(
-                division,
-                "medium",
-                f"{kept} is a running mean: where it reaches 0 the quotient is Inf, and a NaN in it stays for ever",
-                f"keep it above zero ({kept}.clamp(min=1e-8) for a tensor), and leave non-finite batches out of it",
-            )
-
-
-@source_check("normalized_both_sides")
-def normalized_both_sides(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """Prediction and target are normalised before a squared error: the loss no longer sees their size."""
-    for call, place in module.sites("mse_loss", "MSELoss", "mse", "smooth_l1_loss", "l1_loss"):
-        if len(call.args) < 2:
-            continue
-        sides = [_origin(module, side, place.function, call.lineno) for side in call.args[:2]]
-        if not all(is_operation(module, side, "normalize") for side in sides):
-            continue
-        names = set().union(*(names_in(each) for each in (*sides, *call.args[:2])))
-        embeddings = any(_EMBEDDING.search(name) for name in names)
+    own = [division for division, at in operations(module, "div") if at.function is function]
+    divisors = [each for division in own for each in division.arguments if not has_epsilon(function, each)]
+    if name and any(name in used_in(each) for each in divisors):
+        small = 0 < (number(function.value(temperature)) or 0) <= _SMALL
+        words = f"is 0 in float32 where the quotient is above {_VANISHES}, and a row of zeros divides by 0"
         yield Sighting.of(
             call,
-            "low" if embeddings else "medium",
-            "both sides are normalised: the loss does not see their size, so it no longer trains the scale",
-            "leave the values as they are and clip the gradients, or predict a target of unit variance",
+            f"{ast.unparse(call)[:60]} {words}",
+            risk="medium" if small else "low",
+            fix="compute with logarithms (logsumexp): nantrap.ops.sinkhorn",
         )
 
 
-def _title(function: Function) -> str:
-    owner = function.owner.name if function.owner is not None else ""
-    return f"{owner} {function.name}".lower()
+@source_check("division_by_running_mean", "medium", "")
+def division_by_running_mean(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A loss divides by an average that the forward pass keeps, and that can be zero."""
+    for found, place in operations(module, "div"):
+        function, line = place.function, found.node.lineno
+        divisors = [_origin(function, each, line) for each in found.arguments]
+        if not in_model(function) or any(has_epsilon(function, each) for each in (*divisors, *found.arguments)):
+            continue
+        names = sorted({name for each in divisors for name in used_in(each)})
+        kept = next((name for name in names if _is_running(function, name)), None)
+        given = function.latest(kept, line) if kept is not None else None
+        if kept is not None and (given is None or not has_epsilon(function, given)):
+            words = f"{kept} is a running mean: where it reaches 0 the quotient is Inf, and a NaN in it stays for ever"
+            fix = f"keep it above zero ({kept}.clamp(min=1e-8) for a tensor), and leave non-finite batches out of it"
+            yield Sighting.of(found.node, words, fix=fix)
 
 
-def _origin(module: Module, node: ast.expr, function: Function, line: int, depth: int = 0) -> ast.expr:
+@source_check(
+    "normalized_both_sides",
+    "medium",
+    "leave the values as they are and clip the gradients, or predict a target of unit variance",
+)
+def normalized_both_sides(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Prediction and target are normalised before a squared error: the loss no longer sees their size."""
+    for call, place in module.sites("mse_loss", "MSELoss", "mse", "smooth_l1_loss", "l1_loss"):
+        function = place.function
+        sides = [_origin(function, side, call.lineno) for side in call.args[:2]]
+        if len(sides) == 2 and all(is_operation(function, side, "normalize") for side in sides):
+            names = set().union(*(names_in(each) for each in (*sides, *call.args[:2])))
+            words = "both sides are normalised: the loss does not see their size, so it no longer trains the scale"
+            yield Sighting.of(call, words, risk="low" if any(map(_EMBEDDING.search, names)) else None)
+
+
+def _origin(function: Function, node: ast.expr, line: int, depth: int = 0) -> ast.expr:
     """What a name was assigned before a line, a few steps back; views are looked through."""
-    node = peeled(module, node)
+    node = peeled(function, node)
     value = function.given(node, line) if depth < 3 else None
     if value is None or dotted(node) in used_in(value):
         return node
-    return _origin(module, value, function, getattr(value, "lineno", line), depth + 1)
+    return _origin(function, value, getattr(value, "lineno", line), depth + 1)
 
 
 def _is_negative(node: ast.expr) -> bool:
@@ -227,46 +194,40 @@ def _is_negative(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
-def _in_lambda(call: ast.Call, place: CodePlace) -> bool:
+def _in_lambda(call: ast.expr, place: CodePlace) -> bool:
     return any(isinstance(each, ast.Lambda) and call in ast.walk(each) for each in ast.walk(place.statement))
 
 
-def _is_temperature(node: ast.expr) -> bool:
-    return any(_TEMPERATURE.search(name) for name in names_in(node))
-
-
-def _sharpens(module: Module, divisor: ast.expr, function: Function) -> bool:
+def _sharpens(function: Function, divisor: ast.expr) -> bool:
     """Whether a divisor is a temperature by its name, or a number that makes exponents larger."""
-    return _is_temperature(divisor) or 0 < (number(module.value(divisor, function)) or 0) < 1
+    return any(map(_TEMPERATURE.search, names_in(divisor))) or 0 < (number(function.value(divisor)) or 0) < 1
 
 
-def _divided_by(node: ast.expr) -> bool:
+def _divided_by(function: Function, node: ast.expr) -> bool:
     """Whether something is divided by a temperature, or is a bare product of matrices."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return _is_temperature(node.right)
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    found = operation(function, node)
+    if found is None or found.name != "div" or not found.arguments:
+        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    return any(map(_TEMPERATURE.search, names_in(found.arguments[0])))
 
 
-def _is_running(module: Module, function: Function, name: str) -> bool:
+def _is_running(function: Function, name: str) -> bool:
     """Whether a name is an average that training keeps: it is given `m * old + (1 - m) * new` outside a constructor.
 
     An attribute may be kept by any function of the file that calls it the same, `self.mean` by the same class alone;
     another name by the same function.
     """
-    for each in module.functions:
-        if each.name == "__init__" or ("." not in name and each is not function):
-            continue
-        if name.startswith("self.") and each.owner is not function.owner:
-            continue
-        if any(_averages(module, value, name) for _, value in each.assigned.get(name, ())):
+    module = function.module
+    for each in module.functions if "." in name else [function]:
+        own = each.owner is function.owner or not name.startswith("self.")
+        values = each.assigned.get(name, ()) if own and each.name != "__init__" else ()
+        if any(_averages(module, value, name) for _, value in values):
             return True
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and dotted(call.func.value).removesuffix(".data") == name
-        and "." in name
-        and place.function.owner is function.owner
-        for called in ("lerp_", "mul_")
-        for call, place in module.calls.get(called, ())
+    written = [site for called in ("lerp_", "mul_") for site in module.calls.get(called, ())]
+    return "." in name and any(
+        dotted(receiver_of(call, "lerp_", "mul_") or call).removesuffix(".data") == name
+        for call, place in written
+        if place.function.owner is function.owner
     )
 
 

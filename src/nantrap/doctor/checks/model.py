@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.half_weights import HALF_EPS, halved_models
+from nantrap.doctor.checks.mathematics import is_of_an_optimizer
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.expressions import (
@@ -17,7 +18,7 @@ from nantrap.doctor.source.expressions import (
     is_loss,
     keyword_of,
     name_of,
-    operation,
+    operations,
     used_in,
 )
 from nantrap.doctor.source.flow import flow_of
@@ -40,7 +41,7 @@ _Epsilon = tuple[ast.expr, Function, str]
 """Its expression, the function it is in, and its role: `divisor`, `clamp`, `log` or `argument`."""
 
 
-@source_check("ddp_bypassed")
+@source_check("ddp_bypassed", "high", "call the wrapped model itself")
 def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The loss is computed by model.module, which bypasses DistributedDataParallel.
 
@@ -48,59 +49,47 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
     """
     if ".module" not in module.text or _wraps_in_threads(repository):
         return
-    for leaf, sites in list(module.calls.items()):
+    for leaf in list(module.calls):
         if (leaf in _NO_FORWARD or leaf.startswith(_NO_FORWARD_BEGINNINGS)) and "loss" not in leaf:
             continue
-        for call, place in sites:
-            if place.silent or not _through_module(call.func) or not (call.args or call.keywords):
+        for call, place in module.sites(leaf):
+            wrapped = _wrapped(call.func)
+            if wrapped is None or not (call.args or call.keywords) or not _gives_loss(call, place):
                 continue
-            if not _gives_loss(call, place) or not _trained_here(module, place) or _called_whole(module, call, place):
-                continue
-            yield Sighting(
-                "high",
-                call.lineno,
-                ast.unparse(call.func),
-                f"{ast.unparse(call.func)}(...) bypasses DistributedDataParallel: gradients are not averaged",
-                "call the wrapped model itself",
-            )
+            if _trained_here(module, place) and not _called_whole(dotted(wrapped), place):
+                name = ast.unparse(call.func)
+                words = f"{name}(...) bypasses DistributedDataParallel: gradients are not averaged"
+                yield Sighting(call.lineno, name, words)
 
 
-@source_check("eps_too_small_for_half")
+@source_check("eps_too_small_for_half", "medium", "use 1e-5")
 def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[Sighting]:
     """An epsilon that is zero in the precision in which it is used."""
     half = any(other is module or _beside(other, module) for other in _float16(repository))
     for node, function, where in _epsilons(module):
-        value = module.value(node, function)
+        value = function.value(node)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
             continue
         tiny = value <= _TINY_EPS and isinstance(node, ast.Constant) and not _apart(module, node, function)
-        if not tiny and (not half or where == "argument"):
-            continue
-        yield Sighting(
-            "high" if half else "medium",
-            node.lineno,
-            value,
-            f"eps = {value:g} is 0 in float16, and the model is float16"
-            if half
-            else f"eps = {value:g} protects nothing: its reciprocal is {1 / value:.0e}",
-            "use 1e-5",
-        )
+        if half and (tiny or where != "argument"):
+            words = f"eps = {value:g} is 0 in float16, and the model is float16"
+            yield Sighting(node.lineno, value, words, "high")
+        elif tiny:
+            words = f"eps = {value:g} protects nothing: its reciprocal is {1 / value:.0e}"
+            yield Sighting(node.lineno, value, words)
 
 
-@source_check("anomaly_mode_left_on")
+@source_check("anomaly_mode_left_on", "low", "remove it")
 def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Anomaly detection is always on."""
-    found = []
-    for call, place in module.sites("set_detect_anomaly"):
+    for call, place in module.sites("set_detect_anomaly", "detect_anomaly"):
         mode = call.args[0] if call.args else keyword_of(call, "mode")
-        if isinstance(mode, ast.Constant) and mode.value is True and not place.conditional:
-            found.append(call)
-    for call, place in module.sites("detect_anomaly"):
-        if isinstance(place.statement, ast.With) and not call.args and not place.conditional:
-            found.append(call)
-    for call in found:
-        words = "anomaly detection is always on: training is several times slower"
-        yield Sighting("low", call.lineno, True, words, "remove it")
+        if name_of(call.func) == "detect_anomaly":
+            on = isinstance(place.statement, ast.With) and not call.args
+        else:
+            on = isinstance(mode, ast.Constant) and mode.value is True
+        if on and not place.conditional:
+            yield Sighting(call.lineno, True, "anomaly detection is always on: training is several times slower")
 
 
 def _wraps_in_threads(repository: Repository) -> bool:
@@ -112,29 +101,21 @@ def _wraps_in_threads(repository: Repository) -> bool:
     return bool(repository.kept["in_threads"])
 
 
-def _through_module(func: ast.AST) -> bool:
-    """`model.module(...)`, `self.model.module.training_step(...)`."""
-    node = func
-    while isinstance(node, ast.Attribute):
-        if node.attr == "module":
-            base = node.value
-            while isinstance(base, ast.Subscript):
-                base = base.value
-            return (dotted(base) not in ("self", "", "cls") and func in (node, node)) or _method_of(func, node)
-        node = node.value
-    return False
+def _wrapped(func: ast.expr) -> ast.expr | None:
+    """`model` of `model.module(...)` and of `self.model.module.training_step(...)`; None of anything else."""
+    inner = func if name_of(func) == "module" else getattr(func, "value", None)
+    if not isinstance(inner, ast.Attribute) or inner.attr != "module":
+        return None
+    base = inner.value
+    while isinstance(base, ast.Subscript):
+        base = base.value
+    return base if dotted(base) not in ("self", "", "cls") else None
 
 
-def _method_of(func: ast.AST, node: ast.Attribute) -> bool:
-    return isinstance(func, ast.Attribute) and func.value is node and dotted(node.value) not in ("self", "", "cls")
-
-
-def _called_whole(module: Module, call: ast.Call, place: CodePlace) -> bool:
+def _called_whole(wrapped: str, place: CodePlace) -> bool:
     """Whether the same function also calls the wrapped model: then its backward pass averages all gradients."""
-    wrapped = dotted(call.func).partition(".module")[0]
-    own = module.calls.get(wrapped.rpartition(".")[2], ())
-    arms = [other for other, at in own if at.function is place.function and dotted(other.func) == wrapped]
-    return bool(wrapped) and bool(arms)
+    own = place.function.module.calls.get(wrapped.rpartition(".")[2], ())
+    return any(at.function is place.function and dotted(other.func) == wrapped for other, at in own)
 
 
 def _gives_loss(call: ast.Call, place: CodePlace) -> bool:
@@ -191,22 +172,15 @@ def _epsilons(module: Module) -> Iterator[_Epsilon]:
 
 def _epsilons_in_operations(module: Module) -> Iterator[_Epsilon]:
     """What is added to a divisor or to the argument of a logarithm or root, and what a clamp keeps apart from 0."""
-    for division, place in module.divisions:
-        if not place.silent:
-            for part in _summands(division.right):
-                yield part, place.function, "divisor"
-    for call, place in module.sites("clamp", "clamp_", "clamp_min", "clip", "log", "log2", "rsqrt", "sqrt", "maximum"):
-        found = operation(module, call)
-        if found is None or "register_buffer" in ast.unparse(place.statement):
-            continue
-        if found.name in ("log", "log2", "rsqrt", "sqrt"):
-            if found.operand is not None:
-                for part in _summands(found.operand):
-                    yield part, place.function, "log"
-        else:
-            least = found.keywords.get("min") or (found.arguments[0] if found.arguments else None)
-            if least is not None:
-                yield least, place.function, "clamp"
+    for found, place in operations(module, "div", "log", "log2", "rsqrt", "sqrt"):
+        inside = found.arguments[0] if found.name == "div" and found.arguments else found.operand
+        if "register_buffer" not in ast.unparse(place.statement):
+            for part in _summands(inside):
+                yield part, place.function, "divisor" if found.name == "div" else "log"
+    for found, place in operations(module, "clamp", "clamp_", "clamp_min", "clip", "maximum"):
+        least = found.argument(0, "min")
+        if least is not None and "register_buffer" not in ast.unparse(place.statement):
+            yield least, place.function, "clamp"
 
 
 def _default_epsilons(module: Module) -> Iterator[_Epsilon]:
@@ -218,7 +192,7 @@ def _default_epsilons(module: Module) -> Iterator[_Epsilon]:
             continue
         for name, default in defaults_of(node.args):
             body = module.lines[node.lineno - 1 : node.end_lineno]
-            if _called_eps(name) and not _of_an_optimizer(function) and not any("np." in line for line in body):
+            if _called_eps(name) and not is_of_an_optimizer(function) and not any("np." in line for line in body):
                 yield default, top, "argument"
 
 
@@ -243,13 +217,7 @@ def _apart(module: Module, node: ast.Constant, function: Function) -> bool:
     line = module.lines[node.lineno - 1] if node.lineno <= len(module.lines) else ""
     if _NO_GRADIENT.search(line.lower()) or "scheduler" in module.file.lower() or "optim" in module.file.lower():
         return True
-    return _of_an_optimizer(function) or bool(_SAMPLING.search(function.name.lower()))
-
-
-def _of_an_optimizer(function: Function) -> bool:
-    """Optimizers have their own epsilons, below squares of gradients."""
-    owner = function.owner
-    return owner is not None and any("optim" in dotted(base).lower() for base in owner.bases)
+    return is_of_an_optimizer(function) or bool(_SAMPLING.search(function.name.lower()))
 
 
 def _called_eps(name: str) -> bool:

@@ -26,14 +26,15 @@ from nantrap.doctor.source.expressions import (
     name_of,
     names_in,
     operation,
+    operations,
     peeled,
     receiver_of,
     used_in,
 )
-from nantrap.doctor.source.module import CodePlace, Function, Module
+from nantrap.doctor.source.module import Function, Module
 
 _PROBABILITY: Final = re.compile(r"^p\d?$|^p(?!i$)_?[a-z]$|prob(?!lem)")
-_LOGS: Final = ("log", "log2", "log10")
+_FLOORS: Final = frozenset({"clamp", "clip", "clamp_min", "maximum", "clamp_", "max"})
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
 _PADDING: Final = re.compile(
     r"pad|attention_mask|valid|length|lens|invalid|ignore|key_mask|src_mask|empty|missing|absent"
@@ -55,144 +56,89 @@ _GENERATION: Final = frozenset([
 _LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
 
 
-@configuration_check("temperature_too_low")
+@configuration_check("temperature_too_low", "medium", "")
 def temperature_too_low(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The temperature of a loss is so low that its softmax becomes a step function."""
     for each in source.all("temperature"):
-        value = number(each.value)
-        least = lowest_temperature(each.names)
-        if value is None or not 0 <= value < least or not _is_loss_temperature(source, each, value):
-            continue
-        yield Sighting.at(
-            each,
-            "medium",
-            f"{each.name} is {value:g}: logits are multiplied by {1 / value:.0f}" if value else f"{each.name} is 0",
-            f"use at least {max(least, 0.04):g}",
-        )
+        value, least = number(each.value), lowest_temperature(each.names)
+        if value is not None and 0 <= value < least and _is_loss_temperature(source, each, value):
+            words = f"{value:g}: logits are multiplied by {1 / value:.0f}" if value else "0"
+            yield Sighting.at(each, f"{each.name} is {words}", fix=f"use at least {max(least, 0.04):g}")
 
 
-@source_check("temperature_too_low")
+@source_check("temperature_too_low", "medium", "")
 def loss_temperature(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A loss that is made with a low temperature, or has one as its default."""
     for line, name, node, function in _loss_temperatures(module):
-        value = number(module.value(node, function))
-        least = lowest_temperature((name,))
+        value, least = number(module.value(node, function)), lowest_temperature((name,))
         if value is not None and 0 <= value < least:
-            yield Sighting(
-                "medium",
-                line,
-                value,
-                f"{name} of a loss is {value:g}" + (f": logits are multiplied by {1 / value:.0f}" if value else ""),
-                f"use at least {max(least, 0.04):g}",
-            )
+            words = f"{value:g}" + (f": logits are multiplied by {1 / value:.0f}" if value else "")
+            yield Sighting(line, value, f"{name} of a loss is {words}", fix=f"use at least {max(least, 0.04):g}")
 
 
-@source_check("log_of_softmax")
+@source_check("log_of_softmax", "medium", "use log_softmax")
 def log_of_softmax(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The logarithm of a softmax."""
-    for call, place, operand in _logarithms(module):
-        inner, eased = _without_floor(module, operand, place.function)
-        if is_operation(module, peeled(module, inner), "softmax") is not None:
-            yield _log_of(call, "softmax", "is -Inf where the softmax is 0", "use log_softmax", eased=eased)
+    yield from _log_of(module, "softmax", "is -Inf where the softmax is 0")
 
 
-@source_check("log_of_sigmoid")
+@source_check("log_of_sigmoid", "medium", "use F.logsigmoid")
 def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The logarithm of a sigmoid."""
-    for call, place, operand in _logarithms(module):
-        inner, eased = _without_floor(module, operand, place.function)
-        inner = _one_minus(module, inner, place.function)
-        if is_operation(module, peeled(module, inner), "sigmoid") is not None:
-            yield _log_of(call, "sigmoid", "is -Inf where the sigmoid is 0 or 1", "use F.logsigmoid", eased=eased)
+    yield from _log_of(module, "sigmoid", "is -Inf where the sigmoid is 0 or 1")
 
 
-@source_check("log_without_floor")
+@source_check("log_without_floor", "medium", "")
 def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The logarithm of a probability that can be exactly zero."""
-    for call, place, operand in _logarithms(module):
-        inner, eased = _without_floor(module, operand, place.function)
-        if eased:
-            continue
-        inner = peeled(module, _one_minus(module, inner, place.function))
-        name = dotted(inner)
-        product = _unfloored_probabilities(module, inner, place.function, call.lineno)
+    for call, function, operand in _logarithms(module):
+        inner, eased = _without_floor(function, operand)
+        inner = peeled(function, _one_minus(function, inner))
+        product = None if eased else _unfloored_probabilities(function, inner, call.lineno)
+        name = "" if eased else dotted(inner)
         if product is not None:
-            yield Sighting.of(
-                call,
-                "medium",
-                f"the logarithm of {ast.unparse(product)[:50]}, which can be exactly 0: probabilities underflow",
-                "add their logarithms instead: log_softmax and logsumexp",
-            )
-            continue
-        if not name:
-            continue
-        value = place.function.latest(name, call.lineno)
-        found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
-        if _changed_in_place(place.function, name, call.lineno):
-            continue
-        if found is None:
-            if _is_as_given(place.function, name, value):
-                yield Sighting.of(
-                    call,
-                    "low",
-                    f"log({name}) is -Inf where {name} is 0, and the gradient is Inf: nothing here keeps it above 0",
-                    f"{name}.clamp(min=1e-6), or compute the loss from logits",
-                )
-            continue
-        yield Sighting.of(
-            call,
-            "medium",
-            f"log({name}), and {name} comes from a {found.name}, which can be exactly 0",
-            f"use log_{found.name}" if found.name == "softmax" else "use F.logsigmoid",
-        )
+            words = f"the logarithm of {ast.unparse(product)[:50]}, which can be exactly 0: probabilities underflow"
+            yield Sighting.of(call, words, fix="add their logarithms instead: log_softmax and logsumexp")
+        elif name and not _changed_in_place(function, name, call.lineno):
+            value = function.latest(name, call.lineno)
+            found = is_operation(function, value and peeled(function, value), "softmax", "sigmoid")
+            if found is not None:
+                words = f"log({name}), and {name} comes from a {found.name}, which can be exactly 0"
+                fix = "use log_softmax" if found.name == "softmax" else "use F.logsigmoid"
+                yield Sighting.of(call, words, fix=fix)
+            elif _is_as_given(function, name, value):
+                words = f"log({name}) is -Inf where {name} is 0, and the gradient is Inf: nothing here keeps it above 0"
+                fix = f"{name}.clamp(min=1e-6), or compute the loss from logits"
+                yield Sighting.of(call, words, risk="low", fix=fix)
 
 
-@source_check("softmax_over_masked_row")
+@source_check("softmax_over_masked_row", "medium", "fill with a finite number, or use nantrap.ops.masked_softmax")
 def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Softmax over scores whose masked positions are -Inf: a row with nothing left is NaN."""
     seen: set[int] = set()
-    for call, place in module.sites("softmax", "log_softmax"):
-        found = operation(module, call)
-        if found is None or found.operand is None or call.lineno in seen:
-            continue
-        mask = _masked_by(module, found.operand, place.function, call.lineno, 0)
-        if mask is None or _handles_empty_rows(module, place, call):
-            continue
-        risk = _mask_risk(mask, place.function, call.lineno)
-        if risk is None:
-            continue
-        seen.add(call.lineno)
-        yield Sighting(
-            risk,
-            call.lineno,
-            ast.unparse(mask)[:80],
-            f"softmax over scores masked with -inf ({ast.unparse(mask)[:50]}): a row with every position masked is NaN",
-            "fill with a finite number, or use nantrap.ops.masked_softmax",
-        )
+    for found, place in operations(module, "softmax", "log_softmax"):
+        line, function = found.node.lineno, place.function
+        mask = _masked_by(function, found.operand, line) if line not in seen else None
+        risk = _mask_risk(mask, function, line) if mask is not None else None
+        if mask is not None and risk is not None and not _handles_empty_rows(function, found.node):
+            seen.add(line)
+            text = ast.unparse(mask)
+            words = f"softmax over scores masked with -inf ({text[:50]}): a row with every position masked is NaN"
+            yield Sighting(line, text[:80], words, risk)
 
 
-@source_check("whole_batch_mask_check")
+@source_check("whole_batch_mask_check", "medium", "ask per row: .all(dim=-1)")
 def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A test for masked rows that tests the whole batch together."""
     for condition, place in module.conditions:
-        if place.silent:
-            continue
-        tests: list[ast.expr] = [condition.test]
-        for name in used_in(condition.test):
-            value = place.function.latest(name, condition.lineno)
-            if value is not None:
-                tests.append(value)
-        for test in tests:
-            asked = next((each for each in ast.walk(test) if _whole_and_infinite(module, each)), None)
-            if asked is not None:
-                yield Sighting(
-                    "medium",
-                    condition.lineno,
-                    ast.unparse(asked)[:80],
-                    f"{ast.unparse(asked)[:60]} is true only if the whole batch is masked; one masked row is still NaN",
-                    "ask per row: .all(dim=-1)",
-                )
-                break
+        function = place.function
+        tests = [condition.test, *(function.latest(name, condition.lineno) for name in used_in(condition.test))]
+        nodes = [each for test in tests if test is not None and not place.silent for each in ast.walk(test)]
+        asked = next((each for each in nodes if _whole_and_infinite(function, each)), None)
+        if asked is not None:
+            text = ast.unparse(asked)
+            words = f"{text[:60]} is true only if the whole batch is masked; one masked row is still NaN"
+            yield Sighting(condition.lineno, text[:80], words)
 
 
 def lowest_temperature(names: Sequence[str]) -> float:
@@ -200,18 +146,20 @@ def lowest_temperature(names: Sequence[str]) -> float:
     return next((least for role, least in _LOW_BY_ROLE.items() if role in names[-1]), _LOW_TEMPERATURE)
 
 
-def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: bool) -> Sighting:
-    """The finding for the logarithm of a function that has a stable form.
+def _log_of(module: Module, name: str, without_floor: str) -> Iterator[Sighting]:
+    """The logarithms of a function that has a stable form.
 
     Args:
-        call: the logarithm.
+        module: the file.
         name: of the function.
         without_floor: what happens if nothing keeps its value above zero.
-        fix: the stable form.
-        eased: an epsilon or a clamp does.
     """
-    what = "with an epsilon: finite, but flat where it matters" if eased else without_floor
-    return Sighting.of(call, "low" if eased else "medium", f"log of a {name} {what}", fix)
+    for call, function, operand in _logarithms(module):
+        inner, eased = _without_floor(function, operand)
+        inner = _one_minus(function, inner) if name == "sigmoid" else inner
+        if is_operation(function, peeled(function, inner), name) is not None:
+            words = "with an epsilon: finite, but flat where it matters" if eased else without_floor
+            yield Sighting.of(call, f"log of a {name} {words}", risk="low" if eased else None)
 
 
 def _is_as_given(function: Function, name: str, value: ast.expr | None) -> bool:
@@ -219,72 +167,70 @@ def _is_as_given(function: Function, name: str, value: ast.expr | None) -> bool:
     if name in ("self", "cls") or _POSITIVE.search(name.lower()):
         return False
     if value is None:
-        owner = function.owner.name if function.owner is not None else ""
-        return name in function.parameters and bool(_A_LOSS.search(f"{owner} {function.name}".lower()))
+        return name in function.parameters and bool(_A_LOSS.search(function.title))
     return isinstance(value, ast.Call) and name_of(value.func).lower() in ("model", "net", "network", "decoder")
 
 
-def _logarithms(module: Module) -> Iterator[tuple[ast.Call, CodePlace, ast.expr]]:
-    """Every logarithm with its place and its argument; for `log1p(-p)` the argument is p."""
-    for call, place in module.sites(*_LOGS):
-        found = operation(module, call)
-        if found is not None and found.operand is not None:
-            yield call, place, found.operand
-    for call, place in module.sites("log1p"):  # log1p(-p) is log(1 - p)
-        found = operation(module, call)
-        if found is not None and isinstance(found.operand, ast.UnaryOp) and isinstance(found.operand.op, ast.USub):
-            yield call, place, found.operand.operand
+def _logarithms(module: Module) -> Iterator[tuple[ast.expr, Function, ast.expr]]:
+    """Every logarithm with its function and its argument; for `log1p(-p)`, which is log(1 - p), the argument is p."""
+    for found, place in operations(module, "log", "log2", "log10", "log1p"):
+        operand = found.operand
+        if found.name == "log1p":
+            if not isinstance(operand, ast.UnaryOp) or not isinstance(operand.op, ast.USub):
+                continue
+            operand = operand.operand
+        yield found.node, place.function, operand
 
 
-def _without_floor(module: Module, node: ast.expr, function: Function) -> tuple[ast.expr, bool]:
+def _without_floor(function: Function, node: ast.expr) -> tuple[ast.expr, bool]:
     """The argument of a logarithm without its floor, and whether it had one."""
     eased = False
     while True:
-        clamped = is_operation(module, node, "clamp", "clip", "clamp_min", "maximum", "clamp_", "max")
-        if clamped is not None and clamped.operand is not None and (clamped.arguments or clamped.keywords):
-            node, eased = clamped.operand, True
-            continue
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            left, right = is_epsilon(module, node.left, function), is_epsilon(module, node.right, function)
-            if left != right:
-                node, eased = (node.right if left else node.left), True
-                continue
-        difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not eased
-        if difference and has_epsilon(module, node, function):  # 1 + eps - p, 1 - p + eps
-            return _one_minus(module, node, function), True
-        return node, eased
+        found = operation(function, node)
+        if found is None:
+            return node, eased
+        if found.name == "add":
+            sides = [side for side in (found.operand, *found.arguments) if not is_epsilon(function, side)]
+            if len(sides) != 1:
+                return node, eased
+            node = sides[0]
+        elif found.name == "sub" and not eased and has_epsilon(function, node):  # 1 + eps - p, 1 - p + eps
+            return _one_minus(function, node), True
+        elif found.name in _FLOORS and (found.arguments or found.keywords):
+            node = found.operand
+        else:
+            return node, eased
+        eased = True
 
 
-def _one_minus(module: Module, node: ast.expr, function: Function) -> ast.expr:
+def _one_minus(function: Function, node: ast.expr) -> ast.expr:
     """p of `1 - p`."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        left = node.left
-        constant = module.value(left, function)
-        if isinstance(constant, (int, float)) or has_epsilon(module, left, function):
-            return node.right
-    return node
+    found = is_operation(function, node, "sub")
+    if found is None or not found.arguments:
+        return node
+    known = isinstance(function.value(found.operand), (int, float)) or has_epsilon(function, found.operand)
+    return found.arguments[0] if known else node
 
 
-def _unfloored_probabilities(module: Module, node: ast.expr, function: Function, line: int) -> ast.expr | None:
+def _unfloored_probabilities(function: Function, node: ast.expr, line: int) -> ast.expr | None:
     """What a name or expression is, if that is a product or power of probabilities that nothing keeps above zero."""
     whole = inner = node
     for _ in range(4):
         value = function.given(inner, line)
-        summed = is_operation(module, inner, "sum", "mean")
+        summed = is_operation(function, inner, "sum", "mean")
         if value is not None:
-            whole = inner = peeled(module, value)
+            whole = inner = peeled(function, value)
             line = getattr(value, "lineno", line)
-        elif summed is not None and summed.operand is not None:
-            inner = peeled(module, summed.operand)
-    if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div):
-        inner = inner.left
-    power = is_operation(module, inner, "pow")
-    inner = power.operand if power is not None and power.operand is not None else inner
-    multiplied = isinstance(inner, ast.BinOp) and isinstance(inner.op, (ast.Mult, ast.Pow))
-    if not multiplied or has_epsilon(module, whole, function) or not in_model(module, function):
+        elif summed is not None:
+            inner = peeled(function, summed.operand)
+    if (quotient := is_operation(function, inner, "div")) is not None:
+        inner = quotient.operand
+    power = is_operation(function, inner, "pow")
+    if power is not None and isinstance(power.node, ast.Call):
+        inner = power.operand
+    if is_operation(function, inner, "mul", "pow") is None or has_epsilon(function, whole) or not in_model(function):
         return None
-    names = [each for each in names_in(inner) if _PROBABILITY.search(each)]
-    return inner if names else None
+    return inner if any(_PROBABILITY.search(each) for each in names_in(inner)) else None
 
 
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
@@ -293,64 +239,52 @@ def _changed_in_place(function: Function, name: str, line: int) -> bool:
     return any(each.lineno < line and dotted(receiver_of(each, *_IN_PLACE) or each) == name for each in changes)
 
 
-def _masked_by(module: Module, node: ast.expr, function: Function, line: int, depth: int) -> ast.expr | None:
+def _masked_by(function: Function, node: ast.expr, line: int, depth: int = 0) -> ast.expr | None:
     """The mask with which scores were filled with -inf, if they were."""
+    found = operation(function, node)
     if depth > 6:
         return None
-    found = operation(module, node)
     if found is not None:
         if found.name in ("masked_fill", "masked_fill_"):
-            fill = found.arguments[1] if len(found.arguments) > 1 else found.keywords.get("value")
-            mask = found.arguments[0] if found.arguments else found.keywords.get("mask")
-            if fill is not None and mask is not None and _is_minus_inf(module, fill, function, line):
+            mask = found.argument(0, "mask")
+            if mask is not None and _is_minus_inf(function, found.argument(1, "value"), line):
                 return mask
         elif found.name == "where" and isinstance(node, ast.Call) and len(node.args) >= 3:
-            if any(is_negative_infinity(module, side) for side in node.args[1:3]):
-                return node.args[0]
-            return None
+            return node.args[0] if any(is_negative_infinity(function, side) for side in node.args[1:3]) else None
         elif found.name in ("softmax", "log_softmax", "nan_to_num", "clamp"):
             return None
-        return _masked_by(module, found.operand, function, line, depth + 1) if found.operand is not None else None
-    if isinstance(node, ast.BinOp):
-        for side in (node.left, node.right):
-            mask = _masked_by(module, side, function, line, depth + 1)
-            if mask is not None:
-                return mask
-        return None
+        sides = [found.operand, *(found.arguments if isinstance(node, ast.BinOp) else ())]
+        return next((m for s in sides if (m := _masked_by(function, s, line, depth + 1)) is not None), None)
     name = dotted(node)
     if not name:
         return None
-    written = _written_in_place(module, function, name, line)
+    written = _written_in_place(function, name, line)
     if written is not None:
         return written
     # a `masked_fill` under an if is not the last assignment of every path; any of the last few counts
     for at, value in reversed([each for each in function.assigned.get(name, ()) if each[0] < line][-3:]):
-        mask = _masked_by(module, value, function, at, depth + 1)
-        if mask is not None:
+        mask = _masked_by(function, value, at, depth + 1)
+        if mask is not None or name not in used_in(value):
             return mask
-        if name not in _names_in_order(value):
-            return None
     return None
 
 
-def _is_minus_inf(module: Module, node: ast.expr, function: Function, line: int) -> bool:
-    return is_negative_infinity(module, node) or is_negative_infinity(module, function.given(node, line))
+def _is_minus_inf(function: Function, node: ast.expr | None, line: int) -> bool:
+    return is_negative_infinity(function, node) or is_negative_infinity(function, function.given(node, line))
 
 
-def _written_in_place(module: Module, function: Function, name: str, line: int) -> ast.expr | None:
+def _written_in_place(function: Function, name: str, line: int) -> ast.expr | None:
     """The mask of `scores.masked_fill_(mask, -inf)` or `scores[mask] = -inf` above a line."""
     for each in ast.walk(function.node):
         if getattr(each, "lineno", line) >= line:
             continue
-        filled = receiver_of(each, "masked_fill_")
-        if filled is not None and dotted(filled) == name and isinstance(each, ast.Call):
-            if any(_is_minus_inf(module, fill, function, line) for fill in each.args[1:2]):
-                return each.args[0]
-            continue
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript):
-            target = each.targets[0]
-            if dotted(target.value) == name and is_negative_infinity(module, each.value):
-                return target.slice
+        match each:
+            case ast.Call(func=ast.Attribute(value=filled, attr="masked_fill_"), args=[mask, fill, *_]):
+                if dotted(filled) == name and _is_minus_inf(function, fill, line):
+                    return mask
+            case ast.Assign(targets=[ast.Subscript(value=filled, slice=mask), *_], value=fill):
+                if dotted(filled) == name and is_negative_infinity(function, fill):
+                    return mask
     return None
 
 
@@ -381,37 +315,30 @@ def _traced_names(node: ast.expr, function: Function, line: int, depth: int) -> 
     return names
 
 
-def _handles_empty_rows(module: Module, place: CodePlace, call: ast.Call) -> bool:
+def _handles_empty_rows(function: Function, softmax: ast.expr) -> bool:
     """Whether rows without a valid position are looked after in the same function."""
-    body = place.function.node
-    if any(calls_in(body, "nan_to_num", "nan_to_num_")):
+    body, line = function.node, softmax.lineno
+    if any(calls_in(body, "nan_to_num", "nan_to_num_")) or any(e.lineno >= line for e in calls_in(body, "isnan")):
         return True
     for each in calls_in(body, "all", "any"):
-        found = operation(module, each) if isinstance(each.func, ast.Attribute) else None
-        if found is not None and (found.arguments or "dim" in found.keywords or "axis" in found.keywords):
+        found = operation(function, each) if isinstance(each.func, ast.Attribute) else None
+        if found is not None and found.argument(0, "dim", "axis") is not None:
             return True
-    inside = set(map(id, ast.walk(call)))
-    for each in calls_in(body, "masked_fill", "masked_fill_"):
-        cleared = len(each.args) > 1 and module.value(each.args[1]) in (0, 0.0)
-        if cleared and each.lineno >= call.lineno and id(each) not in inside:
-            return True
-    return any(each.lineno >= call.lineno for each in calls_in(body, "isnan"))
+    inside = set(map(id, ast.walk(softmax)))
+    fills = [each for each in calls_in(body, "masked_fill", "masked_fill_") if len(each.args) > 1]
+    after = [each for each in fills if each.lineno >= line and id(each) not in inside]
+    return any(function.module.value(each.args[1]) == 0 for each in after)
 
 
-def _whole_and_infinite(module: Module, node: ast.AST) -> bool:
+def _whole_and_infinite(function: Function, node: ast.AST) -> bool:
     """`(x == -inf).all()`, `torch.all(x == -inf)`, `torch.isneginf(x).all()`, without a dim."""
-    found = is_operation(module, node, "all")
-    if found is None or found.operand is None or found.arguments or found.keywords:
+    found = is_operation(function, node, "all")
+    if found is None or found.arguments or found.keywords:
         return False
     inner = found.operand
     if isinstance(inner, ast.Compare) and len(inner.ops) == 1 and isinstance(inner.ops[0], ast.Eq):
-        return is_negative_infinity(module, inner.comparators[0]) or is_negative_infinity(module, inner.left)
-    return is_operation(module, inner, "isneginf", "isinf") is not None
-
-
-def _names_in_order(node: ast.AST) -> list[str]:
-    """The names inside an expression, as written."""
-    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+        return any(is_negative_infinity(function, side) for side in (inner.comparators[0], inner.left))
+    return is_operation(function, inner, "isneginf", "isinf") is not None
 
 
 def _is_loss_temperature(source: SettingSource, setting: Setting, value: float) -> bool:
@@ -438,14 +365,12 @@ def _loss_temperatures(module: Module) -> Iterator[tuple[int, str, ast.expr, Fun
         node = function.node
         if function.silent or not isinstance(node, ast.FunctionDef):
             continue
-        owner = function.owner.name.lower() if function.owner is not None else ""
-        if _A_LOSS.search(owner):
-            for name, values in function.assigned.items():
-                if name.startswith("self.") and name.removeprefix("self.") in _TEMPERATURES:
-                    for line, given in values:
-                        if isinstance(given, ast.Constant):
-                            yield line, name, given, function
-        if _A_LOSS.search(f"{owner} {node.name.lower()}"):
-            for argument, default in defaults_of(node.args):
-                if argument in _TEMPERATURES:
-                    yield default.lineno, argument, default, None
+        if function.owner is not None and _A_LOSS.search(function.owner.name.lower()):
+            kept = {name: values for name, values in function.assigned.items() if name.startswith("self.")}
+            for name, values in kept.items():
+                for line, given in values if name.removeprefix("self.") in _TEMPERATURES else ():
+                    if isinstance(given, ast.Constant):
+                        yield line, name, given, function
+        for argument, default in defaults_of(node.args) if _A_LOSS.search(function.title) else ():
+            if argument in _TEMPERATURES:
+                yield default.lineno, argument, default, None

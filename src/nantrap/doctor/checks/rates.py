@@ -13,7 +13,7 @@ from nantrap.doctor.configuration.precision import has_adapters
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, shared
 from nantrap.doctor.repository import Repository, resolved_value
-from nantrap.doctor.source.expressions import calls_in, dotted, name_of, receiver_of
+from nantrap.doctor.source.expressions import calls_in, dotted, keyword_of, name_of, receiver_of
 from nantrap.doctor.source.module import Function, Module
 
 _HIGH: Final = 1e-2
@@ -43,26 +43,21 @@ _A_RATIO: Final = 1e-2
 """A smallest learning rate of this size is a share of the peak already."""
 
 
-@source_check("min_lr_as_factor")
+@source_check("min_lr_as_factor", "medium", "divide by the initial learning rate: min_lr / lr")
 def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A LambdaLR function returns a smallest learning rate where a factor is expected."""
     for call, place in module.sites("LambdaLR"):
-        given = [keyword.value for keyword in call.keywords if keyword.arg == "lr_lambda"] or list(call.args[1:2])
-        for node in given:
-            for function, body in _functions(module, node, place.function, call.lineno):
-                floor = _absolute_floor(module, body, function, repository)
-                if floor is not None:
-                    yield Sighting.of(
-                        floor,
-                        "medium",
-                        f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a "
-                        "learning rate: the smallest one is the product of both",
-                        "divide by the initial learning rate: min_lr / lr",
-                    )
-                    break
+        given = keyword_of(call, "lr_lambda") or next(iter(call.args[1:2]), None)
+        for function, body in _functions(given, place.function, call.lineno):
+            floor = _absolute_floor(body, function, repository)
+            if floor is not None:
+                text = ast.unparse(floor)
+                words = f"LambdaLR multiplies by what the function returns, and {text[:60]} is a learning rate"
+                yield Sighting.of(floor, f"{words}: the smallest one is the product of both")
+                break
 
 
-@configuration_check("min_lr_above_lr")
+@configuration_check("min_lr_above_lr", "medium", "")
 def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The smallest learning rate is larger than the learning rate itself."""
     for each in source.all("min_lr"):
@@ -76,23 +71,16 @@ def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[S
         peak = number(beside.value) or 0.0
         if peak <= 0 or least < peak or (least >= _A_RATIO and least >= 10 * peak):
             continue  # the last is a share of the learning rate, not a learning rate
-        same = least == peak
-        yield Sighting.at(
-            each,
-            "low" if same else "medium",
-            f"{each.name} is {least:g}, "
-            + (
-                f"the same as {beside.name}: the learning rate never falls"
-                if same
-                else f"above {beside.name} = {peak:g}"
-            ),
-            f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}"
-            if same
-            else f"swap {each.name} and {beside.name}",
-        )
+        if least == peak:
+            fix = f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}"
+            words = f"the same as {beside.name}: the learning rate never falls"
+            yield Sighting.at(each, f"{each.name} is {least:g}, {words}", risk="low", fix=fix)
+        else:
+            fix = f"swap {each.name} and {beside.name}"
+            yield Sighting.at(each, f"{each.name} is {least:g}, above {beside.name} = {peak:g}", fix=fix)
 
 
-@configuration_check("lr_high")
+@configuration_check("lr_high", "high", "begin with 1e-4")
 def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The learning rate is far above what Adam can use.
 
@@ -110,24 +98,22 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         usual = _usual_for(source, repository)
-        rival = _rival(source, each)
         certain = not usual and _is_too_high(source, rate, repository)
-        doubt = rival or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
+        doubt = _rival(source, each)
+        doubt = doubt or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
         doubt = doubt or _of_few_parameters(modules, source, each) or _beside_another(source, each)
         doubt = doubt or ("it trains on random numbers" if any(map(_on_random_numbers, modules)) else "")
-        yield Sighting.at(each, "high", f"{each.name} is {rate:g} with {name}", "begin with 1e-4", doubt=doubt)
+        yield Sighting.at(each, f"{each.name} is {rate:g} with {name}", doubt=doubt)
 
 
-@configuration_check("warmup_too_short")
+@configuration_check("warmup_too_short", "low", "")
 def warmup_too_short(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """A long Adam run has almost no warm-up."""
-    total = source.first("total_steps")
-    steps = number(total.value) if total is not None else None
-    if total is None or steps is None or steps < _LONG:
+    steps = number(source.value("total_steps"))
+    if steps is None or steps < _LONG:
         return
-    ratio = source.first("warmup_ratio")
+    count, ratio = source.first("warmup_steps"), source.first("warmup_ratio")
     share = number(ratio.value) if ratio is not None else None
-    count = source.first("warmup_steps")
     if ratio is not None and (share is None or share >= _SMALL_RATIO):
         return
     if source.first("warmup_epochs") is not None and number(source.value("warmup_epochs")) != 0:
@@ -135,20 +121,18 @@ def warmup_too_short(source: SettingSource, repository: Repository) -> Iterator[
     chosen = count if count is not None else ratio
     if chosen is None or not uses_adam(source, chosen):
         return
-    warmup = number(count.value) if count is not None else (share or 0.0) * steps
-    if count is not None and share and share > 0 and not warmup:
-        warmup = share * steps
+    by_share = (share or 0.0) * steps
+    warmup = by_share if count is None else number(count.value)
+    if count is not None and not warmup and by_share > 0:
+        warmup = by_share
     if warmup is None or not 0 <= warmup < _SHORT_WARMUP or (count is not None and 0 < warmup < 1):
         return
-    yield Sighting.at(
-        chosen,
-        "low",
-        f"{chosen.name} is {chosen.value} in a run of {int(steps):,} steps with Adam",
-        f"warm up for 1 to 3 % of the steps: {int(steps * 0.01):,} to {int(steps * 0.03):,}",
-    )
+    words = f"{chosen.name} is {chosen.value} in a run of {int(steps):,} steps with Adam"
+    fix = f"warm up for 1 to 3 % of the steps: {int(steps * 0.01):,} to {int(steps * 0.03):,}"
+    yield Sighting.at(chosen, words, fix=fix)
 
 
-@configuration_check("warmup_exceeds_training")
+@configuration_check("warmup_exceeds_training", "medium", "")
 def warmup_exceeds_training(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The warm-up is as long as the training, or longer."""
     for each in source.all("warmup_steps"):
@@ -156,12 +140,8 @@ def warmup_exceeds_training(source: SettingSource, repository: Repository) -> It
         warmup, steps = number(each.value), number(total.value) if total is not None else None
         if total is None or warmup is None or steps is None or steps < 1 or warmup < 1 or warmup < steps:
             continue
-        yield Sighting.at(
-            each,
-            "medium",
-            f"{each.name} is {warmup:g} and {total.name} is {steps:g}: the learning rate never reaches its peak",
-            f"shorten the warm-up to about {max(1, int(steps * 0.03)):,} steps",
-        )
+        words = f"{each.name} is {warmup:g} and {total.name} is {steps:g}: the learning rate never reaches its peak"
+        yield Sighting.at(each, words, fix=f"shorten the warm-up to about {max(1, int(steps * 0.03)):,} steps")
 
 
 def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
@@ -204,17 +184,15 @@ def _beside_another(source: SettingSource, rate: Setting) -> str:
 def _of_few_parameters(modules: list[Module], source: SettingSource, rate: Setting) -> str:
     """Words for an optimizer that gets tensors or a single layer, as `Adam([w], lr=1)`; empty if it does not."""
     calls = [each for module in modules for name in OPTIMIZERS for each in module.calls.get(name, ())]
-    given = [
-        (call.args[0], place)
-        for call, place in calls
-        if call.args and source.kind == "optimizer" and call.lineno <= rate.line <= (call.end_lineno or call.lineno)
-    ]
-    for first, place in given:
-        found = place.function.given(first) if dotted(first) else first
+    for call, place in calls if source.kind == "optimizer" else ():
+        if not call.args or not call.lineno <= rate.line <= (call.end_lineno or call.lineno):
+            continue
+        first = call.args[0]
         if (model := receiver_of(first, "parameters")) is not None:
             made = place.function.given(model)
             if isinstance(made, ast.Call) and name_of(made.func) in ("Linear", "Embedding"):
                 return "it trains a single layer"
+        found = place.function.given(first) if dotted(first) else first
         if not isinstance(found, (ast.List, ast.Tuple)) or "parameters" in ast.unparse(found):
             continue
         if not any(isinstance(each, ast.Dict) for each in ast.walk(found)):
@@ -273,50 +251,35 @@ def _is_factor(source: SettingSource) -> bool:
     return any(isinstance(each.value, str) and _FACTOR.search(each.value.lower()) for each in source.settings)
 
 
-def _functions(
-    module: Module, node: ast.expr, function: Function, line: int
-) -> Iterator[tuple[Function, list[ast.expr]]]:
-    """The function that a schedule is made of, and the expressions it returns."""
+def _functions(node: ast.expr | None, function: Function, line: int) -> Iterator[tuple[Function, list[ast.expr]]]:
+    """The functions that schedules are made of, and the expressions in each."""
     if isinstance(node, (ast.List, ast.Tuple)):
         for item in node.elts:
-            yield from _functions(module, item, function, line)
-        return
-    if isinstance(node, ast.Call):  # a factory, or functools.partial
+            yield from _functions(item, function, line)
+    elif isinstance(node, ast.Call):  # a factory, or functools.partial
         inner = node.args[0] if name_of(node.func) == "partial" and node.args else node.func
-        yield from _functions(module, inner, function, line)
-        return
-    if isinstance(node, ast.Lambda):
-        yield function, [node.body]
-        return
-    name = name_of(node)
-    given = function.given(node, line)
-    if isinstance(given, ast.Lambda):
-        yield function, [given.body]
-        return
-    for found in module.by_name.get(name, ()):
-        yield found, [each for each in ast.walk(found.node) if isinstance(each, (ast.Call, ast.BinOp))]
+        yield from _functions(inner, function, line)
+    elif isinstance(made := function.given(node, line) or node, ast.Lambda):
+        yield function, [made.body]
+    else:
+        for found in function.module.by_name.get(name_of(node), ()):
+            yield found, [each for each in ast.walk(found.node) if isinstance(each, (ast.Call, ast.BinOp))]
 
 
-def _absolute_floor(
-    module: Module, returned: list[ast.expr], function: Function, repository: Repository
-) -> ast.Call | None:
+def _absolute_floor(returned: list[ast.expr], function: Function, repository: Repository) -> ast.Call | None:
     """The `max(..., min_lr)` of a factor that a scheduler multiplies by, where that is a learning rate."""
-    for value in returned:
-        for each in ast.walk(value):
-            if (
-                isinstance(each, ast.BinOp)
-                and isinstance(each.op, ast.Div)
-                and _BASE_LR.search(plain(name_of(each.right)))
-            ):
-                return None
+    inside = [each for value in returned for each in ast.walk(value)]
+    divisors = [each.right for each in inside if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div)]
+    if any(_BASE_LR.search(plain(name_of(each))) for each in divisors):
+        return None
     for call in (call for value in returned for call in calls_in(value, "max", "maximum")):
         for argument in call.args:
-            if _MIN_LR.match(plain(name_of(argument))) and _is_rate(module, argument, function, repository):
+            if _MIN_LR.match(plain(name_of(argument))) and _is_rate(argument, function, repository):
                 return call
     return None
 
 
-def _is_rate(module: Module, node: ast.expr, function: Function, repository: Repository) -> bool:
+def _is_rate(node: ast.expr, function: Function, repository: Repository) -> bool:
     """Whether a smallest learning rate is absolute: not divided by the base learning rate, and not a factor."""
     at: Function | None = function
     while at is not None:
@@ -324,5 +287,5 @@ def _is_rate(module: Module, node: ast.expr, function: Function, repository: Rep
         if given is not None and any(isinstance(each, ast.Div) for each in ast.walk(given)):
             return False
         at = at.parent
-    value = number(resolved_value(module, node, function, repository))
+    value = number(resolved_value(function, node, repository))
     return value is None or 0 < value < _A_RATIO

@@ -23,7 +23,7 @@ from nantrap.doctor.configuration.setting import (
     quoted,
     scalar,
 )
-from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, keyword_of, last_name
+from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, keyword_of, name_of
 
 if TYPE_CHECKING:
     from nantrap.doctor.source.module import CodePlace, Function, Module
@@ -110,7 +110,7 @@ class PythonSettings:
                 self._dict(mapping)
         sites = [site for found in module.calls.values() for site in found]
         for call, place in sorted(sites, key=lambda site: site[0].lineno):
-            leaf = last_name(call.func)
+            leaf = name_of(call.func)
             if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
                 arguments += self._argument(call, leaf)
             elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
@@ -172,7 +172,7 @@ class PythonSettings:
         by_function: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
         for call, place in calls:
-            leaf = last_name(call.func)
+            leaf = name_of(call.func)
             function = place.function
             if id(function) not in known:
                 known[id(function)] = self.known(function)
@@ -210,7 +210,7 @@ class PythonSettings:
         """The settings that a schedule is made with, in the section of its optimizer."""
         first = call.args[0] if call.args else keyword_of(call, "optimizer")
         section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
-        if last_name(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
+        if name_of(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
             return [self._setting((section or "optimizer", "eta_min"), evaluate(call.args[2], values), call.args[2])]
         return [
             self._setting((section or "optimizer", keyword.arg), evaluate(keyword.value, values), keyword.value)

@@ -6,7 +6,7 @@ A rule sees all measures of a field together. Rules that compare fields (lengths
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ _FEW = 16
 _MOSTLY = 0.9
 """A column in which nine of ten filled cells are numbers is a numeric column."""
 
+_Found = tuple[str, Array, str]
+"""A rule, the samples, and the words that follow their number."""
 Confirm = Callable[[Measures, Indices], Array]
 """Digests of whole samples, for samples whose cheap marks are equal."""
 
@@ -45,24 +47,31 @@ def judge_file(
     }
     findings: list[DataFinding] = []
     for name, made in numeric.items():
-        found: list[tuple[str, Array, str]] = [
-            *_non_finite(made),
-            *_overflows_half(made),
-            *_outlier(made),
-            *_constant(made),
-            *_duplicates(made, confirm),
-            *_mismatched_samples(made),
-        ]
-        for slug in ("label_out_of_range", "token_out_of_range"):
-            if name in candidates[slug]:
-                found += _outside(made, slug, options)
-        found += _masks_and_labels(made)
-        found += _scale(made)
-        for slug, indices, text in found:
-            count = made.rows - made.missing if slug == "constant_field" else len(indices)
+        for slug, indices, words in _found(made, options, candidates, confirm):
+            count, text = len(indices), f"{_samples(len(indices))} {words}: {listed(indices.tolist())}"
+            if slug == "constant_field":
+                count = made.rows - made.missing
+                text = f"every value of {_samples(count)} is {words}"
             findings.append(data_finding(slug, file, name, tuple(indices.tolist()), count, text))
     findings += _ctc(file, fields)
     return sorted(findings, key=lambda finding: (finding.code, str(finding.field)))
+
+
+def _found(
+    made: Measures, options: DataOptions, candidates: Mapping[str, set[str | None]], confirm: Confirm
+) -> Iterator[_Found]:
+    """What every rule finds in one field."""
+    yield from _non_finite(made)
+    yield from _overflows_half(made)
+    yield from _outlier(made)
+    yield from _constant(made)
+    yield from _duplicates(made, confirm)
+    yield from _mismatched_samples(made)
+    for slug, names in candidates.items():
+        if made.field in names:
+            yield from _outside(made, slug, options)
+    yield from _masks_and_labels(made)
+    yield from _scale(made)
 
 
 def _is_numeric(made: Measures) -> bool:
@@ -90,7 +99,7 @@ def _candidates(fields: Mapping[str | None, Measures], role: str, options: DataO
     return set(whole) if len(whole) == 1 else set()
 
 
-def _non_finite(made: Measures) -> list[tuple[str, Array, str]]:
+def _non_finite(made: Measures) -> Iterator[_Found]:
     """NT151."""
     parts = [made.found("non_finite")]
     words = []
@@ -106,68 +115,55 @@ def _non_finite(made: Measures) -> list[tuple[str, Array, str]]:
         parts.append(made.found("foreign"))
         words.append(f"{len(made.found('foreign')):,} not a number")
     indices = np.unique(np.concatenate(parts))
-    if not len(indices):
-        return []
-    return [("non_finite", indices, f"{_samples(len(indices))} with {', '.join(words)}: {listed(indices.tolist())}")]
+    if len(indices):
+        yield "non_finite", indices, f"with {', '.join(words)}"
 
 
-def _overflows_half(made: Measures) -> list[tuple[str, Array, str]]:
+def _is_quantity(made: Measures) -> bool:
+    """Floats, and whole numbers in table columns: in arrays those are ids, labels or pixels."""
+    known = made.kind in _FLOATS or (made.table and made.kind == "int" and made.role == "feature")
+    return known and made.role not in ("mask", "identifier", "token")
+
+
+def _overflows_half(made: Measures) -> Iterator[_Found]:
     """NT152. Ids and masks are never cast to float16."""
-    if not (made.kind in _FLOATS or (made.table and made.kind == "int" and made.role == "feature")):
-        return []
-    if made.role in ("mask", "identifier", "token"):
-        return []
     indices = made.found("overflows_half")
-    if not len(indices):
-        return []
-    return [("overflows_half", indices, f"{_samples(len(indices))} beyond 65,504: {listed(indices.tolist())}")]
+    if _is_quantity(made) and len(indices):
+        yield "overflows_half", indices, "beyond 65,504"
 
 
-def _outlier(made: Measures) -> list[tuple[str, Array, str]]:
-    """NT153. Whole numbers are judged in table columns only; in arrays they are ids, labels or pixels."""
-    if not (made.kind in _FLOATS or (made.table and made.kind == "int" and made.role == "feature")):
-        return []
-    if made.peaks is None or made.role in ("mask", "identifier", "token", "constant", "input_length", "target_length"):
-        return []
+def _outlier(made: Measures) -> Iterator[_Found]:
+    """NT153."""
+    if not _is_quantity(made) or made.peaks is None or made.role in ("constant", "input_length", "target_length"):
+        return
     known = made.peaks[np.isfinite(made.peaks)]
-    if not len(known):
-        return []
-    median = float(np.median(known.astype(np.float64, copy=False)))
+    median = float(np.median(known.astype(np.float64, copy=False))) if len(known) else 0.0
     if median <= 0:  # most samples are zero: any other value is infinitely larger, and means nothing
-        return []
+        return
+    tops = made.peaks if made.tops is None else made.tops
     with np.errstate(invalid="ignore"):
-        if made.tops is not None and made.tops_at is not None:
-            indices = np.sort(made.tops_at[made.tops.astype(np.float64) > _OUTLIER * median])
-            top = float(np.nanmax(made.tops))
-        else:
-            indices = np.sort(made.at(np.flatnonzero(made.peaks.astype(np.float64) > _OUTLIER * median)))
-            top = float(np.nanmax(made.peaks))
-    if not len(indices):
-        return []
-    text = f"{_samples(len(indices))} up to {top:.3g}, the median of all is {median:.3g}: {listed(indices.tolist())}"
-    return [("outlier", indices, text)]
+        high = tops.astype(np.float64) > _OUTLIER * median
+        indices = np.sort(made.at(np.flatnonzero(high)) if made.tops_at is None else made.tops_at[high])
+    if len(indices):
+        yield "outlier", indices, f"up to {float(np.nanmax(tops)):.3g}, the median of all is {median:.3g}"
 
 
-def _constant(made: Measures) -> list[tuple[str, Array, str]]:
+def _constant(made: Measures) -> Iterator[_Found]:
     """NT154 and NT155."""
-    found: list[tuple[str, Array, str]] = []
     indices = made.found("constant_sample")
     if len(indices) and made.role not in ("mask", "label", "target") and len(indices) * 10 < made.rows:
-        text = f"{_samples(len(indices))} of one value only: {listed(indices.tolist())}"
-        found.append(("constant_sample", indices, text))
+        yield "constant_sample", indices, "of one value only"
     filled = made.rows - made.missing
     exempt = made.role in ("mask", "input_length", "target_length", "constant")
     one_value = made.low is not None and made.low == made.high and not len(made.found("non_finite"))
     if one_value and filled >= _FEW and not exempt and not len(made.found("foreign")):
-        text = f"every value of {_samples(filled)} is {made.low:g}"
-        found.append(("constant_field", np.empty(0, dtype=np.int64), text))
-    return found
+        yield "constant_field", np.empty(0, dtype=np.int64), f"{made.low:g}"
 
 
-def _duplicates(made: Measures, confirm: Confirm) -> list[tuple[str, Array, str]]:
+def _duplicates(made: Measures, confirm: Confirm) -> Iterator[_Found]:
     """NT156: the later copies. Samples without any finite value are not compared."""
     if made.marks is None:
-        return []
+        return
     marks = made.marks
     entries = np.arange(len(marks))
     if made.peaks is not None and len(made.peaks) == len(marks):
@@ -175,15 +171,13 @@ def _duplicates(made: Measures, confirm: Confirm) -> list[tuple[str, Array, str]
     if not made.exact:
         entries = entries[_repeated(marks[entries])]
         if not len(entries):
-            return []
+            return
         marks = marks.copy()
         marks[entries] = confirm(made, made.at(entries))
     _, first = np.unique(marks[entries], return_index=True)
     later = np.delete(entries, first)
-    if not len(later):
-        return []
-    indices = np.sort(made.at(later))
-    return [("duplicate_sample", indices, f"{_samples(len(indices))} repeated: {listed(indices.tolist())}")]
+    if len(later):
+        yield "duplicate_sample", np.sort(made.at(later)), "repeated"
 
 
 def _repeated(marks: Array) -> Array:
@@ -194,23 +188,19 @@ def _repeated(marks: Array) -> Array:
     return np.sort(order[np.concatenate([[False], same]) | np.concatenate([same, [False]])])
 
 
-def _mismatched_samples(made: Measures) -> list[tuple[str, Array, str]]:
+def _mismatched_samples(made: Measures) -> Iterator[_Found]:
     """NT157, between the samples of one field."""
     shapes = {shape: found for shape, found in made.shapes.items() if len(found)}
-    if len(shapes) < 2:
-        return []
-    usual = max(shapes, key=lambda shape: len(shapes[shape]))
-    total = sum(len(found) for found in shapes.values())
-    if usual == (OTHER_WIDTH,) or 2 * len(shapes[usual]) <= total:
-        return []  # no shape is usual: sequences of different length
+    usual = max(shapes, key=lambda shape: len(shapes[shape]), default=())
     others = {shape: found for shape, found in shapes.items() if shape != usual}
+    if not others or usual == (OTHER_WIDTH,) or len(shapes[usual]) <= sum(map(len, others.values())):
+        return  # no shape is usual: sequences of different length
     indices = np.sort(np.concatenate(list(others.values())))
     first = min(others, key=lambda shape: int(others[shape][0]))
     if first == (OTHER_WIDTH,):
-        text = f"{_samples(len(indices))} with {OTHER_WIDTH} (most have {usual[-1]})"
+        yield "shape_mismatch", indices, f"with {OTHER_WIDTH} (most have {usual[-1]})"
     else:
-        text = f"{_samples(len(indices))} of another shape ({_shape(first)}, most are {_shape(usual)})"
-    return [("shape_mismatch", indices, f"{text}: {listed(indices.tolist())}")]
+        yield "shape_mismatch", indices, f"of another shape ({_shape(first)}, most are {_shape(usual)})"
 
 
 def _shape(shape: tuple[object, ...]) -> str:
@@ -226,11 +216,11 @@ def _shape(shape: tuple[object, ...]) -> str:
     return "×".join(map(str, sizes if len(sizes) == rank else ["n", *sizes]))
 
 
-def _outside(made: Measures, slug: str, options: DataOptions) -> list[tuple[str, Array, str]]:
+def _outside(made: Measures, slug: str, options: DataOptions) -> Iterator[_Found]:
     """NT158 and NT159."""
     indices = made.found(slug)
     if not len(indices):
-        return []
+        return
     limit = options.classes if slug == "label_out_of_range" else options.vocab
     assert limit is not None
     low, high = made.label_range if slug == "label_out_of_range" else (made.low, made.high)
@@ -240,32 +230,26 @@ def _outside(made: Measures, slug: str, options: DataOptions) -> list[tuple[str,
         worst = f"from {low:,.15g} to {high:,.15g}"
     else:
         worst = f"down to {low:,.15g}" if low < 0 else f"up to {high:,.15g}"
-    text = f"{_samples(len(indices))} outside 0..{limit - 1:,} ({worst})"
-    return [(slug, indices, f"{text}: {listed(indices.tolist())}")]
+    yield slug, indices, f"outside 0..{limit - 1:,} ({worst})"
 
 
-def _masks_and_labels(made: Measures) -> list[tuple[str, Array, str]]:
+def _masks_and_labels(made: Measures) -> Iterator[_Found]:
     """NT160 and NT161."""
-    found: list[tuple[str, Array, str]] = []
-    empty = made.found("empty_mask")
-    if made.role == "mask" and len(empty):
-        found.append(("empty_mask", empty, f"{_samples(len(empty))} with nothing valid: {listed(empty.tolist())}"))
-    ignored = made.found("all_labels_ignored")
-    if made.role == "label" and len(ignored):
-        text = f"{_samples(len(ignored))} with every label -100: {listed(ignored.tolist())}"
-        found.append(("all_labels_ignored", ignored, text))
-    return found
+    for slug, role, words in (
+        ("empty_mask", "mask", "with nothing valid"),
+        ("all_labels_ignored", "label", "with every label -100"),
+    ):
+        if made.role == role and len(made.found(slug)):
+            yield slug, made.found(slug), words
 
 
-def _scale(made: Measures) -> list[tuple[str, Array, str]]:
+def _scale(made: Measures) -> Iterator[_Found]:
     """NT163: the field as a whole must stay within 0..255, or it is some other quantity."""
     indices = made.found("scale_suspect")
-    if not len(indices) or made.high is None or made.low is None:
-        return []
-    if made.low < 0 or not 128 <= made.high <= 255 or made.role in ("mask", "label", "target"):
-        return []
-    text = f"{_samples(len(indices))} of whole numbers up to {made.high:g}: pixels that were not divided by 255"
-    return [("scale_suspect", indices, text)]
+    if not len(indices) or made.high is None or made.low is None or made.role in ("mask", "label", "target"):
+        return
+    if made.low >= 0 and 128 <= made.high <= 255:
+        yield "scale_suspect", indices, f"of whole numbers up to {made.high:g}: pixels that were not divided by 255"
 
 
 def different_lengths(file: str, fields: Mapping[str | None, Measures]) -> list[DataFinding]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from nantrap.doctor.source.expressions import dotted, operation
-from nantrap.doctor.source.module import Function, Module
+from nantrap.doctor.source.module import Function
 
 _SAMPLES: Final = tuple(
     sign * size for size in (0.0, 1e-9, 1e-3, 0.1, 0.5, 0.9, 1.0, 2.0, 10.0, 80.0, 1e3) for sign in (1, -1)
@@ -28,12 +28,12 @@ _COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_BINARY: Final[dict[type, Callable[[float, float], float]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
+_BINARY: Final[dict[str, Callable[[float, float], float]]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
 }
 _FUNCTIONS: Final[dict[str, Callable[[float], float]]] = {
     "exp": math.exp,
@@ -57,12 +57,11 @@ class _UnknownError(Exception):
 
 
 def leaves_domain(
-    module: Module, function: Function, name: str, argument: ast.expr, condition: ast.expr, *, chosen: bool
+    function: Function, name: str, argument: ast.expr, condition: ast.expr, *, chosen: bool
 ) -> bool | None:
     """Whether an argument leaves its domain where its branch is not chosen; None if that cannot be computed.
 
     Args:
-        module: the file.
         function: where the expression is.
         name: the operation: `log`, `sqrt`, `div`, ...
         argument: what the operation is applied to, or divides by.
@@ -74,19 +73,19 @@ def leaves_domain(
     compare = _COMPARISONS.get(type(condition.ops[0]))
     if compare is None:
         return None
-    limit = module.value(condition.comparators[0], function)
+    limit = function.value(condition.comparators[0])
     around = (limit, limit + 1e-3, limit - 1e-3) if isinstance(limit, (int, float)) else ()
     tried = False
     for x in (*_SAMPLES, *around):
         try:
-            left = _computed(module, function, condition.left, x)
-            right = _computed(module, function, condition.comparators[0], x)
-            if _free_names(module, function, condition, argument) != 1:
+            left = _computed(function, condition.left, x)
+            right = _computed(function, condition.comparators[0], x)
+            if _free_names(function, condition, argument) != 1:
                 return None
             if compare(left, right) == chosen:
                 continue
             tried = True
-            if _outside(name, _computed(module, function, argument, x)):
+            if _outside(name, _computed(function, argument, x)):
                 return True
         except (ArithmeticError, ValueError):
             continue  # another operation of the expression has no value there
@@ -95,9 +94,7 @@ def leaves_domain(
     return False if tried else None
 
 
-def keeps_from_elsewhere(
-    module: Module, function: Function, name: str, argument: ast.expr, condition: ast.expr
-) -> bool:
+def keeps_from_elsewhere(function: Function, name: str, argument: ast.expr, condition: ast.expr) -> bool:
     """Whether a condition that tests a limit is about something else than the domain of an argument.
 
     `where(norm > 0.999, x / norm, x)` rescales large values; that the norm may be 0 is not what it expects. The limit
@@ -105,14 +102,14 @@ def keeps_from_elsewhere(
     """
     if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
         return False
-    limit = module.value(condition.comparators[0], function)
+    limit = function.value(condition.comparators[0])
     if not isinstance(limit, (int, float)) or isinstance(limit, bool) or not dotted(condition.left):
         return False
-    if _free_names(module, function, condition, argument) != 1:
+    if _free_names(function, condition, argument) != 1:
         return False
     for x in (limit, limit - _CLOSE, limit + _CLOSE, *(x for x in _SAMPLES if abs(x - limit) <= _CLOSE)):
         try:
-            if _outside(name, _computed(module, function, argument, x)):
+            if _outside(name, _computed(function, argument, x)):
                 return False
         except (ArithmeticError, ValueError):
             return False
@@ -127,43 +124,41 @@ def _outside(name: str, value: float) -> bool:
     return value == 0 if name in ("div", "reciprocal") else value <= 0
 
 
-def _free_names(module: Module, function: Function, *nodes: ast.AST) -> int:
+def _free_names(function: Function, *nodes: ast.AST) -> int:
     """How many names of some expressions have no constant value."""
     found: set[str] = set()
     stack = list(nodes)
     while stack:
         node = stack.pop()
         name = dotted(node)
-        if name:
-            if not isinstance(module.value(node, function), (int, float)):
-                found.add(name)
-            continue
-        if isinstance(node, ast.Call):
-            applied = operation(module, node)
-            stack += [applied.operand, *applied.arguments] if applied is not None and applied.operand else node.args
-        else:
+        if name and not isinstance(function.value(node), (int, float)):
+            found.add(name)
+        elif not name and isinstance(node, ast.Call):
+            applied = operation(function, node)
+            stack += [applied.operand, *applied.arguments] if applied is not None else node.args
+        elif not name:
             stack.extend(ast.iter_child_nodes(node))
     return len(found)
 
 
-def _computed(module: Module, function: Function, node: ast.AST, x: float) -> float:
+def _computed(function: Function, node: ast.AST, x: float) -> float:
     """The value of an expression where its only free name is x."""
-    value = module.value(node, function)
+    value = function.value(node)
     if isinstance(value, (int, float)):
         return float(value)
     if dotted(node):
         return x
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(module, function, node.operand, x)
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        both = _computed(module, function, node.left, x), _computed(module, function, node.right, x)
-        result = _BINARY[type(node.op)](*both)
+        return -_computed(function, node.operand, x)
+    if isinstance(node, ast.Call) and dotted(node.func) == "abs" and len(node.args) == 1:
+        return abs(_computed(function, node.args[0], x))
+    applied = operation(function, node)
+    if applied is not None and applied.name in _BINARY and len(applied.arguments) == 1:
+        both = _computed(function, applied.operand, x), _computed(function, applied.arguments[0], x)
+        result = _BINARY[applied.name](*both)
         if isinstance(result, complex):
             raise ValueError("a root of a negative number")
         return result
-    applied = operation(module, node)
-    if applied is not None and applied.operand is not None and not applied.arguments and applied.name in _FUNCTIONS:
-        return float(_FUNCTIONS[applied.name](_computed(module, function, applied.operand, x)))
-    if isinstance(node, ast.Call) and dotted(node.func) == "abs" and len(node.args) == 1:
-        return abs(_computed(module, function, node.args[0], x))
+    if applied is not None and not applied.arguments and applied.name in _FUNCTIONS:
+        return float(_FUNCTIONS[applied.name](_computed(function, applied.operand, x)))
     raise _UnknownError

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from nantrap.doctor.configuration.setting import UNKNOWN
 
 if TYPE_CHECKING:
-    from nantrap.doctor.source.module import Function, Module
+    from nantrap.doctor.source.module import CodePlace, Function, Module
+
+OPERATORS: Final[dict[type, str]] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+}
+"""Operators by the name of the operation that they write."""
 
 _OPERATIONS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -67,7 +77,11 @@ def evaluate(node: ast.AST | None, known: Mapping[str, Any] | None = None) -> An
     if isinstance(node, ast.Constant):
         return node.value if not isinstance(node.value, (bytes, complex)) and node.value is not ... else UNKNOWN
     if isinstance(node, ast.UnaryOp):
-        return _unary(node, known)
+        value = evaluate(node.operand, known)
+        if isinstance(value, bool):
+            return not value if isinstance(node.op, ast.Not) else UNKNOWN
+        signs = {ast.USub: -1, ast.UAdd: 1}
+        return signs[type(node.op)] * value if type(node.op) in signs and isinstance(value, (int, float)) else UNKNOWN
     if isinstance(node, ast.BinOp):
         return _binary(node, known)
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -95,11 +109,6 @@ def dotted(node: ast.AST) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
-def last_name(node: ast.AST) -> str:
-    """`lr` of `self.args.lr` and of `lr`; nothing of anything else."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
 def keyword_of(call: ast.Call, name: str) -> ast.expr | None:
     """The value of a keyword of a call, or None."""
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
@@ -112,15 +121,6 @@ def defaults_of(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     found += [(argument, default) for argument, default in named if default is not None]
     return [(argument.arg, default) for argument, default in found]
-
-
-def _unary(node: ast.UnaryOp, known: Mapping[str, Any] | None) -> Any:
-    value = evaluate(node.operand, known)
-    if isinstance(node.op, ast.Not) and isinstance(value, bool):
-        return not value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return UNKNOWN
-    return -value if isinstance(node.op, ast.USub) else value if isinstance(node.op, ast.UAdd) else UNKNOWN
 
 
 def _binary(node: ast.BinOp, known: Mapping[str, Any] | None) -> Any:
@@ -250,115 +250,113 @@ def computes_loss(node: ast.AST | None) -> bool:
 
 
 class Operation(NamedTuple):
-    """`name` of the operation, the tensor it is applied to, and the other arguments."""
+    """A tensor operation: the tensor it is applied to, and the other arguments. `a / b` is a `div` of a, with b."""
 
     name: str
-    operand: ast.expr | None
+    node: ast.expr
+    operand: ast.expr
     arguments: list[ast.expr]
     keywords: dict[str, ast.expr]
 
+    def argument(self, position: int, *names: str) -> ast.expr | None:
+        """One of the other arguments, by its position or by one of its names; None if it is not given."""
+        given = next((self.keywords[name] for name in names if name in self.keywords), None)
+        return given or (self.arguments[position] if len(self.arguments) > position else None)
 
-def operation(module: Module, node: ast.AST) -> Operation | None:
-    """The tensor operation of a call, or None for calls of other libraries and of unknown functions."""
+
+def operation(function: Function, node: ast.AST | None) -> Operation | None:
+    """The tensor operation that an expression is, or None for other libraries and for unknown functions."""
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return Operation(OPERATORS[type(node.op)], node, node.left, [node.right], {})
     if not isinstance(node, ast.Call):
         return None
     keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
     func = node.func
+    module = function.module
     name = module.resolve(func)
-    if name:
-        head = name.split(".")[0]
-        leaf = name.rsplit(".", 1)[-1]
-        if head in _OTHER_LIBRARIES:
-            return None
-        if head in _TORCH or name.startswith("nn.functional"):
-            operand = node.args[0] if node.args else keywords.get("input", keywords.get("x"))
-            return Operation(leaf, operand, list(node.args[1:]), keywords)
-        layer = module.layers.get(dotted(func))
-        if layer is not None:
-            return Operation(layer, node.args[0] if node.args else None, list(node.args[1:]), keywords)
-    if isinstance(func, ast.Attribute):
-        return Operation(func.attr, func.value, list(node.args), keywords)
-    if isinstance(func, ast.Call):  # nn.Softmax(dim=-1)(x)
+    head = name.split(".")[0]
+    if head in _OTHER_LIBRARIES:
+        return None
+    applied = ""
+    if head in _TORCH or name.startswith("nn.functional"):
+        applied = name.rsplit(".", 1)[-1]
+    elif name in module.layers or dotted(func) in module.layers:
+        applied = module.layers[dotted(func)]
+    elif isinstance(func, ast.Call):  # nn.Softmax(dim=-1)(x)
         made = module.resolve(func.func).rsplit(".", 1)[-1]
-        if made in ("Softmax", "Sigmoid"):
-            return Operation(made.lower(), node.args[0] if node.args else None, [], keywords)
-    return None
+        applied = made.lower() if made in ("Softmax", "Sigmoid") else ""
+    if applied:
+        operand = node.args[0] if node.args else keywords.get("input", keywords.get("x"))
+        return None if operand is None else Operation(applied, node, operand, node.args[1:], keywords)
+    return Operation(func.attr, node, func.value, node.args, keywords) if isinstance(func, ast.Attribute) else None
 
 
-def is_operation(module: Module, node: ast.AST | None, *names: str) -> Operation | None:
+def operations(module: Module, *names: str) -> Iterator[tuple[Operation, CodePlace]]:
+    """Every operation with one of these names in code that is trained, with its place."""
+    for name in names:
+        for node, place in (*module.sites(name), *module.operators.get(name, ())):
+            found = None if place.silent else operation(place.function, node)
+            if found is not None and found.name == name:
+                yield found, place
+
+
+def is_operation(function: Function, node: ast.AST | None, *names: str) -> Operation | None:
     """The operation of a node if it is one of these."""
-    found = operation(module, node) if node is not None else None
+    found = operation(function, node)
     return found if found is not None and found.name in names else None
 
 
-def peeled(module: Module, node: ast.expr) -> ast.expr:
+def peeled(function: Function, node: ast.expr) -> ast.expr:
     """The tensor inside steps that change no value: indexing, view, squeeze, gather, float, detach is not one."""
     while True:
         if isinstance(node, ast.Subscript):
             node = node.value
-            continue
-        found = is_operation(module, node, *_SAME_VALUES)
-        if found is None or found.operand is None:
+        elif (found := is_operation(function, node, *_SAME_VALUES)) is not None:
+            node = found.operand
+        else:
             return node
-        node = found.operand
 
 
-def is_negative_infinity(module: Module, node: ast.AST | None) -> bool:
+def is_negative_infinity(function: Function, node: ast.AST | None) -> bool:
     """Whether an expression is minus infinity."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        leaf = function.module.resolve(node.operand).rsplit(".", 1)[-1]
+        return function.module.value(node.operand) == math.inf or leaf in ("inf", "infty", "Inf")
     if node is None:
         return False
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _is_infinity(module, node.operand)
-    if isinstance(node, ast.Call) and dotted(node.func) == "float" and node.args:
-        given = node.args[0]
-        return isinstance(given, ast.Constant) and str(given.value).strip().lower() in ("-inf", "-infinity")
-    return module.resolve(node) in ("numpy.NINF", "np.NINF") or module.value(node) == -math.inf
-
-
-def _is_infinity(module: Module, node: ast.AST) -> bool:
-    value = module.value(node)
-    if isinstance(value, float) and value == math.inf:
-        return True
-    return module.resolve(node).rsplit(".", 1)[-1] in ("inf", "infty", "Inf")
+    return function.module.resolve(node) in ("numpy.NINF", "np.NINF") or function.module.value(node) == -math.inf
 
 
 def names_in(node: ast.AST) -> set[str]:
     """Every name and attribute inside an expression, in lower case."""
     found: set[str] = set()
     for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            found.add(each.id.lower())
-        elif isinstance(each, ast.Attribute):
-            found.add(each.attr.lower())
+        if isinstance(each, (ast.Name, ast.Attribute)):
+            found.add(name_of(each).lower())
         elif isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.isidentifier():
             found.add(each.value.lower())
     return found
 
 
-def has_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
+def has_epsilon(function: Function, node: ast.AST) -> bool:
     """Whether something keeps an expression away from zero: a clamp, a where, or an epsilon that is added."""
     for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            if last_name(each.func) in _FLOORS:
-                return True
-        elif (
-            isinstance(each, ast.BinOp)
-            and isinstance(each.op, ast.Add)
-            and any(is_epsilon(module, side, function) for side in (each.left, each.right))
-        ):
+        if isinstance(each, ast.Call) and name_of(each.func) in _FLOORS:
+            return True
+        added = (each.left, each.right) if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add) else ()
+        if any(is_epsilon(function, side) for side in added):
             return True
     return False
 
 
-def is_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
+def is_epsilon(function: Function, node: ast.AST) -> bool:
     """Whether a summand is a positive constant, or is called one: `1e-8`, `n * self.eps`, `torch.finfo(...).eps`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return any(is_epsilon(module, side, function) for side in (node.left, node.right) if dotted(side))
-    value = module.value(node, function)
+        return any(is_epsilon(function, side) for side in (node.left, node.right) if dotted(side))
+    value = function.value(node)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value > 0
-    name = dotted(node) or (node.attr if isinstance(node, ast.Attribute) else "")
-    leaf = name.rsplit(".", 1)[-1].lower()
+    leaf = name_of(node).lower() if isinstance(node, (ast.Name, ast.Attribute)) else ""
     return any(word in leaf for word in ("eps", "tiny", "delta", "small", "floor", "jitter"))
 
 

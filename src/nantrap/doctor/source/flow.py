@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
-from nantrap.doctor.source.expressions import dotted, is_gradient, last_name
-from nantrap.doctor.source.module import Function, Module
+from nantrap.doctor.source.expressions import dotted, is_gradient, name_of, receiver_of
+from nantrap.doctor.source.module import NO_GRAD, Function, Module
 
 LoopEventKind = Literal[(
     "backward", "step", "zero_grad", "clip", "unscale", "test", "zeroed", "scaler", "optimizer", "autocast", "load",
@@ -28,6 +28,21 @@ _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECA
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
 _NEGATED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
+_ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
+_EVENTS: Final[dict[str, LoopEventKind]] = {
+    "zero_grad": "zero_grad",
+    "clip_grad_norm_": "clip",
+    "clip_grad_norm": "clip",
+    "clip_grad_value_": "clip",
+    "clip_gradients": "clip",
+    "dispatch_clip_grad": "clip",
+    "unscale_": "unscale",
+    "unscale_gradients": "unscale",
+    "GradScaler": "scaler",
+    "autocast": "autocast",
+    "load_state_dict": "load",
+}
+"""Calls that are an event by their name alone."""
 _DEEPEST: Final = 3
 END: Final = 1 << 30
 """Behind every position."""
@@ -43,14 +58,6 @@ class Around(NamedTuple):
     def in_arm(self, test: str, *, holds: bool) -> Around:
         """This place, inside the arm in which a test holds or does not hold."""
         return self._replace(arms=(*self.arms, (test, holds)))
-
-    def in_loop(self, loop: ast.AST) -> Around:
-        """Inside a loop."""
-        return self._replace(loops=(*self.loops, id(loop)))
-
-    def silenced(self) -> Around:
-        """Inside of `no_grad`."""
-        return self._replace(silent=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,14 +179,12 @@ def written(node: ast.AST) -> str:
 def tests_finite(node: ast.AST) -> bool:
     """Whether an expression asks if something is NaN or Inf; `loss != loss` asks it too."""
     for each in ast.walk(node):
-        if (
-            isinstance(each, ast.Compare)
-            and len(each.ops) == 1
-            and isinstance(each.ops[0], ast.NotEq)
-            and ast.dump(each.left) == ast.dump(each.comparators[0])
-        ):
-            return True
-    return any(isinstance(each, ast.Call) and last_name(each.func) in _NON_FINITE for each in ast.walk(node))
+        match each:
+            case ast.Call(func=func) if name_of(func) in _NON_FINITE:
+                return True
+            case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]) if ast.dump(left) == ast.dump(right):
+                return True
+    return False
 
 
 def expanded(test: ast.expr, function: Function) -> list[ast.expr]:
@@ -196,22 +201,15 @@ def expanded(test: ast.expr, function: Function) -> list[ast.expr]:
 def leaves_block(body: list[ast.stmt]) -> bool:
     """Whether a block ends with a jump: nothing behind it in the same pass is reached from inside."""
     for statement in body:
-        if isinstance(statement, (ast.Continue, ast.Break, ast.Return, ast.Raise)):
-            return True
-        called = (
-            statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
-        )
-        if called is not None and dotted(called) in ("sys.exit", "exit", "quit", "os._exit", "os.abort"):
-            return True
-        if (
-            isinstance(statement, ast.If)
-            and statement.orelse
-            and leaves_block(statement.body)
-            and leaves_block(statement.orelse)
-        ):
-            return True
-        if isinstance(statement, (ast.With, ast.AsyncWith)) and leaves_block(statement.body):
-            return True
+        match statement:
+            case ast.Continue() | ast.Break() | ast.Return() | ast.Raise():
+                return True
+            case ast.Expr(value=ast.Call(func=func)) if dotted(func) in _ENDS:
+                return True
+            case ast.If(body=one, orelse=[_, *_] as other) if leaves_block(one) and leaves_block(other):
+                return True
+            case ast.With(body=inner) | ast.AsyncWith(body=inner) if leaves_block(inner):
+                return True
     return False
 
 
@@ -233,7 +231,7 @@ class _Tracer:
         self.active.append(function)
         first = len(self.flow.events)
         is_helper = len(self.active) > 1
-        self.block(function.node.body, around.silenced() if is_helper and function.silent else around)
+        self.block(function.node.body, around._replace(silent=around.silent or (is_helper and function.silent)))
         if is_helper:  # a return ends the helper, not its caller
             for event in self.flow.events[first:]:
                 if event.end < END and event.resumes == END:
@@ -250,18 +248,13 @@ class _Tracer:
             return self.condition(node, around)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.expression(node.test if isinstance(node, ast.While) else node.iter, around)
-            self.block(node.body, around.in_loop(node))
+            self.block(node.body, around._replace(loops=(*around.loops, id(node))))
             self.block(node.orelse, around)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            inside = around
             for item in node.items:
                 self.expression(item.context_expr, around)
-                if isinstance(item.context_expr, ast.Call) and last_name(item.context_expr.func) in (
-                    "no_grad",
-                    "inference_mode",
-                ):
-                    inside = inside.silenced()
-            self.block(node.body, inside)
+            opened = [name_of(e.context_expr.func) for e in node.items if isinstance(e.context_expr, ast.Call)]
+            self.block(node.body, around._replace(silent=around.silent or not NO_GRAD.isdisjoint(opened)))
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for index, handler in enumerate(node.handlers):
@@ -304,7 +297,7 @@ class _Tracer:
         """Note a call that matters to training, or follow it into a function of the module."""
         module = self.module
         func = node.func
-        leaf = last_name(func)
+        leaf = name_of(func)
         receiver = written(func.value) if isinstance(func, ast.Attribute) else ""
         if leaf in ("backward", "manual_backward"):
             scaled, managed = self.scaled(node)
@@ -319,20 +312,10 @@ class _Tracer:
                 self.add("step", node, around, receiver=receiver)
             elif any(e.kind == "backward" and e.managed and e.receiver == receiver for e in self.flow.events):
                 self.add("step", node, around, receiver=receiver, managed=True)
-        elif leaf == "zero_grad":
-            self.add("zero_grad", node, around, receiver=receiver)
-        elif leaf in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "dispatch_clip_grad"):
-            self.add("clip", node, around, receiver=receiver, managed=bool(_MANAGED.search(receiver)))
-        elif leaf == "unscale_" or leaf == "unscale_gradients":
-            self.add("unscale", node, around, receiver=receiver)
-        elif leaf == "GradScaler":
-            self.add("scaler", node, around)
+        elif leaf in _EVENTS:
+            self.add(_EVENTS[leaf], node, around, receiver=receiver, managed=bool(_MANAGED.search(receiver)))
         elif leaf in OPTIMIZERS or leaf.lower().endswith(("optimizer", "optimizers", "optimiser")):
             self.add("optimizer", node, around)
-        elif leaf == "autocast":
-            self.add("autocast", node, around, receiver=receiver)
-        elif leaf == "load_state_dict":
-            self.add("load", node, around, receiver=receiver)
         else:
             for helper in self.helpers(func):
                 self.enter(helper, around)
@@ -360,7 +343,7 @@ class _Tracer:
         if isinstance(target, ast.Name):
             function = self.active[-1]
             target = function.latest(target.id, node.lineno) or target
-        if isinstance(target, ast.Call) and last_name(target.func) in ("scale", "scale_loss"):
+        if isinstance(target, ast.Call) and name_of(target.func) in ("scale", "scale_loss"):
             return True, False
         name = dotted(func.value).lower()
         if "scaled" in name:
@@ -371,22 +354,15 @@ class _Tracer:
     def gradient_write(self, node: ast.stmt, around: Around) -> None:
         """`p.grad = ...`, `p.grad[...] = 0`, `p.grad.zero_()`, and a learning rate that is set by hand."""
         if isinstance(node, (ast.Assign, ast.AugAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Subscript) and _is_lr_key(target.slice):
                     self.add("set_lr", node, around)
                 elif is_gradient(target):
                     self.add("zeroed", node, around, receiver=written(target))
-        elif (
-            (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Call)
-                and isinstance(node.value.func, ast.Attribute)
-            )
-            and node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_")
-            and is_gradient(node.value.func.value)
-        ):
-            self.add("zeroed", node, around, receiver=written(node.value.func.value))
+        elif isinstance(node, ast.Expr):
+            cleared = receiver_of(node.value, "zero_", "fill_", "mul_", "masked_fill_", "copy_")
+            if cleared is not None and is_gradient(cleared):
+                self.add("zeroed", node, around, receiver=written(cleared))
 
     def add(
         self,
@@ -423,20 +399,13 @@ def _positive(test: ast.expr) -> tuple[str, bool]:
     return ast.unparse(test), True
 
 
-def _calls_inside_out(top: ast.AST) -> list[ast.Call]:
+def _calls_inside_out(node: ast.AST) -> Iterator[ast.Call]:
     """The calls of an expression in the order in which Python makes them."""
-    found: list[ast.Call] = []
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, (ast.Lambda, ast.FunctionDef)):
-            return
+    if not isinstance(node, (ast.Lambda, ast.FunctionDef)):
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            yield from _calls_inside_out(child)
         if isinstance(node, ast.Call):
-            found.append(node)
-
-    visit(top)
-    return found
+            yield node
 
 
 def _is_lr_key(node: ast.AST) -> bool:

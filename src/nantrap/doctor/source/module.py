@@ -10,14 +10,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from nantrap.doctor.configuration.python_file import OPTIMIZERS, PythonSettings
 from nantrap.doctor.configuration.setting import UNKNOWN
-from nantrap.doctor.source.expressions import dotted, evaluate, last_name
+from nantrap.doctor.source.expressions import OPERATORS, dotted, evaluate, name_of
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
-_NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
+NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
+"""Contexts and decorators of code in which nothing is trained."""
 _LAYERS: Final = {"Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
 _LEAVES: Final = frozenset(
     {ast.Name, ast.Constant, ast.Load, ast.Store, ast.Add, ast.Sub, ast.Mult, ast.Eq, ast.Div, ast.Pow}
@@ -31,6 +33,7 @@ _TEST_FOLDERS: Final = frozenset({"test", "tests", "testing", "unittests", "unit
 class Function:
     """A function, or the body of the module. `assigned` has the values given to each name, in order of lines."""
 
+    module: Module
     node: FunctionNode
     name: str
     owner: ast.ClassDef | None = None
@@ -56,6 +59,15 @@ class Function:
         """What a name was assigned, a few steps back."""
         value = self.given(node, line) if steps else None
         return node if value is None else self.followed(value, getattr(value, "lineno", line), steps - 1)
+
+    def value(self, node: ast.AST | None) -> Any:
+        """The constant value of an expression inside it, or `UNKNOWN`."""
+        return self.module.value(node, self)
+
+    @property
+    def title(self) -> str:
+        """The name of its class and its own, in lower case."""
+        return f"{self.owner.name if self.owner is not None else ''} {self.name}".lower()
 
     @property
     def parameters(self) -> set[str]:
@@ -90,8 +102,8 @@ class Module:
     functions: list[Function] = field(default_factory=list)
     by_name: dict[str, list[Function]] = field(default_factory=dict)
     calls: dict[str, list[tuple[ast.Call, CodePlace]]] = field(default_factory=dict)
-    powers: list[tuple[ast.BinOp, CodePlace]] = field(default_factory=list)
-    divisions: list[tuple[ast.BinOp, CodePlace]] = field(default_factory=list)
+    operators: dict[str, list[tuple[ast.BinOp, CodePlace]]] = field(default_factory=dict)
+    """The powers and divisions that are written with an operator, by the name of the operation."""
     conditions: list[tuple[ast.If, CodePlace]] = field(default_factory=list)
     dicts: list[ast.Dict] = field(default_factory=list)
     classes: list[ast.ClassDef] = field(default_factory=list)
@@ -205,7 +217,7 @@ def _silence(module: Module) -> None:
     for each in module.functions:
         each.silent = each.silent or id(each) in found
     places = [place for sites in module.calls.values() for _, place in sites]
-    places += [place for _, place in (*module.powers, *module.divisions, *module.conditions)]
+    places += [place for _, place in (*chain(*module.operators.values()), *module.conditions)]
     for place in places:
         place.silent = place.silent or id(place.function) in found
 
@@ -241,7 +253,7 @@ class _Walk:
 
     def run(self) -> None:
         module = self.module
-        top = Function(module.tree, "")
+        top = Function(module, module.tree, "")
         module.functions.append(top)
         self.block(module.tree.body, _Around(top))
 
@@ -278,12 +290,10 @@ class _Walk:
             self.block(node.body, around._replace(loops=(*around.loops, node)))
             self.block(node.orelse, around)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            inside = around
             for item in node.items:
                 self.expression(item.context_expr, place)
-                if isinstance(item.context_expr, ast.Call) and last_name(item.context_expr.func) in _NO_GRAD:
-                    inside = around._replace(silent=True)
-            self.block(node.body, inside)
+            opened = [name_of(e.context_expr.func) for e in node.items if isinstance(e.context_expr, ast.Call)]
+            self.block(node.body, around._replace(silent=around.silent or not NO_GRAD.isdisjoint(opened)))
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for handler in node.handlers:
@@ -303,11 +313,9 @@ class _Walk:
         module = self.module
         silent = node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
         silent = silent or (parent.silent and not isinstance(parent.node, ast.Module))
-        for decorator in node.decorator_list:
-            target = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if last_name(target) in _NO_GRAD:
-                silent = True
-        function = Function(node, node.name, owner, parent, silent)
+        targets = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+        silent = silent or not NO_GRAD.isdisjoint(map(name_of, targets))
+        function = Function(module, node, node.name, owner, parent, silent)
         module.functions.append(function)
         module.by_name.setdefault(node.name, []).append(function)
         for decorator in node.decorator_list:
@@ -361,7 +369,7 @@ class _Walk:
         if name.startswith("self."):
             module.attributes.setdefault(name, []).append((line, value))
         if isinstance(value, ast.Call):
-            leaf = last_name(value.func)
+            leaf = name_of(value.func)
             if leaf in OPTIMIZERS:
                 module.optimizer_names.add(name)
             elif leaf == "GradScaler":
@@ -383,14 +391,12 @@ class _Walk:
                 if leaf == "register_buffer" and node.args and isinstance(node.args[0], ast.Constant):  # type: ignore[attr-defined]
                     module.buffers.add(f"self.{node.args[0].value!s}")  # type: ignore[attr-defined]
             elif kind is ast.BinOp:
-                if type(node.op) is ast.Pow:  # type: ignore[attr-defined]
-                    module.powers.append((node, place))  # type: ignore[arg-type]
-                elif type(node.op) is ast.Div:  # type: ignore[attr-defined]
-                    module.divisions.append((node, place))  # type: ignore[arg-type]
+                if type(node.op) in (ast.Pow, ast.Div):  # type: ignore[attr-defined]
+                    module.operators.setdefault(OPERATORS[type(node.op)], []).append((node, place))  # type: ignore[attr-defined, arg-type]
             elif kind is ast.Dict:
                 module.dicts.append(node)  # type: ignore[arg-type]
             elif kind is ast.Lambda:
-                inner = Function(node, "<lambda>", None, place.function, place.silent)  # type: ignore[arg-type]
+                inner = Function(module, node, "<lambda>", None, place.function, place.silent)  # type: ignore[arg-type]
                 inner.assigned = place.function.assigned
                 module.functions.append(inner)
             # `ast.iter_child_nodes`, faster. Not `__dict__`: IPython's tracebacks write a `parent` into nodes that all
