@@ -20,6 +20,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+_LONGEST = 6 * 3600
+"""Seconds that one setting may take."""
 SETTINGS: dict[str, dict[str, str]] = {
     "as it is": {},
     "oneDNN SSE41": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -51,7 +53,7 @@ def run(setting: str, paths: Iterable[str], jobs: str, seed: int | None, report:
     if seed is not None:
         command += ["--random-order-bucket=global", f"--random-order-seed={seed}"]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **SETTINGS[setting]}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_LONGEST)
     if done.returncode not in (0, 1):
         print(done.stdout[-2000:] + done.stderr[-2000:], file=sys.stderr)
 

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_LONGEST = 6 * 3600
+"""Seconds that one setting may take."""
 SETTINGS: dict[str, dict[str, str]] = {
     "as it is": {},
     "oldest": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
@@ -91,7 +93,9 @@ def run(setting: str, results: Path, *, whole: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "nantrap", "demo", "--all", "--json", "--run-dir", folder]
         command = command if whole else [sys.executable, __file__, "--guarded"]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=_LONGEST
+        )
     results.write_text(done.stdout, encoding="utf-8")
 
 

@@ -78,7 +78,7 @@ def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_is_no_lock(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    dead.wait(timeout=60)
     (tmp_path / ".lock").write_text(f"{dead.pid}\n")
     assert CheckpointStore(tmp_path, lock_seconds=0).save(step=1, model={"w": torch.ones(1)}).exists()
 
