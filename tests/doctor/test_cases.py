@@ -37,6 +37,7 @@ def test_case(case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert {RISK_OF[finding.severity] for finding in found} == {case.risk}, report.findings
         assert all(finding.title == SLUGS[case.code] for finding in found)
         assert all(finding.place.file in case.files for finding in found)
+        assert all(each.message.count("(") == each.message.count(")") or "…" in each.message for each in found)
 
 
 def test_every_check_has_cases_of_both_kinds() -> None:

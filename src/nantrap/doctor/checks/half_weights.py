@@ -19,7 +19,7 @@ from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number, switch
 from nantrap.doctor.report import Risk
 from nantrap.doctor.repository import Repository, resolved_value
-from nantrap.doctor.source.expressions import calls_in, dotted, keyword_of, name_of, receiver_of
+from nantrap.doctor.source.expressions import calls_in, dotted, keyword_of, name_of, receiver_of, shown
 from nantrap.doctor.source.module import Function, Module
 
 HALF_EPS: Final = 6e-8
@@ -245,7 +245,7 @@ def _find(module: Module) -> list[Halved]:
         for chain, line in _conversions(module, name):
             dtype = _dtype(chain, function)
             if dtype is not None:
-                found.append(Halved(name, dtype, line, ast.unparse(chain)[:80], call, function))
+                found.append(Halved(name, dtype, line, shown(chain, 80), call, function))
                 break
     return found
 

@@ -27,6 +27,7 @@ from nantrap.doctor.source.expressions import (
     name_of,
     operations,
     receiver_of,
+    shown,
     used_in,
 )
 from nantrap.doctor.source.flow import (
@@ -71,15 +72,13 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
             continue
         if receiver_of(operand, "item", "detach") is not None:
             continue
-        into_loss = (
-            isinstance(statement, ast.Assign) and statement.value is call and all(map(is_loss, statement.targets))
-        )
+        named = isinstance(statement, ast.Assign) and all(map(is_loss, statement.targets))
+        into_loss = named and call in _terms(statement.value)  # type: ignore[attr-defined]
         prediction = _is_prediction(operand) and in_model(place.function)
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
         if is_loss(operand) or gradient or computes_loss(operand) or into_loss or prediction:
-            text = ast.unparse(operand)
-            words = f"nan_to_num({text[:60]}) hides the NaN; the gradient stays NaN or becomes zero"
-            yield Sighting(call.lineno, text[:80], words, "medium" if prediction else "high")
+            words = f"nan_to_num({shown(operand)}) hides the NaN; the gradient stays NaN or becomes zero"
+            yield Sighting(call.lineno, shown(operand, 80), words, "medium" if prediction else "high")
 
 
 @source_check("zero_gradients_then_step", "high", "skip the step: optimizer.zero_grad(set_to_none=True) and continue")
@@ -117,7 +116,7 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
         made = place.statement.targets if isinstance(place.statement, ast.Assign) else []
         predicted = any(map(_is_prediction, (found.operand, *made)))
         if is_loss(found.operand) or (wide and predicted and in_model(place.function)):
-            name = name_of(core(found.operand)) or ast.unparse(found.operand)[:60]
+            name = name_of(core(found.operand)) or shown(found.operand)
             yield Sighting.of(found.node, f"{name} is clamped: above the limit its gradient is zero, and NaN passes")
 
 
@@ -134,7 +133,15 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Sightin
                 node = event.node
                 assert isinstance(node, ast.If)
                 words = f"the loss is tested after the step of line {before[-1].line}: the weights are NaN by then"
-                yield Sighting(node.lineno, ast.unparse(node.test)[:80], words)
+                yield Sighting(node.lineno, shown(node.test, 80), words)
+
+
+def _terms(node: ast.AST) -> Iterator[ast.AST]:
+    """The terms of an expression that is computed by operators, and their factors."""
+    yield node
+    if isinstance(node, ast.BinOp):
+        yield from _terms(node.left)
+        yield from _terms(node.right)
 
 
 def _is_prediction(node: ast.expr) -> bool:

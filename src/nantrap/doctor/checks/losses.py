@@ -24,6 +24,7 @@ from nantrap.doctor.source.expressions import (
     operations,
     peeled,
     receiver_of,
+    shown,
     used_in,
 )
 from nantrap.doctor.source.module import CodePlace, Function, Module
@@ -71,7 +72,7 @@ def exp_overflows(module: Module, repository: Repository) -> Iterator[Sighting]:
             continue
         divided = _divided_by(function, given) or _divided_by(function, found.operand)
         if sinkhorn or (divided and any(map(_SCORES.search, names))):
-            words = f"{ast.unparse(found.node)[:60]} is Inf above 88.7 in float32 and above 11.1 in float16"
+            words = f"{shown(found.node)} is Inf above 88.7 in float32 and above 11.1 in float16"
             yield Sighting.of(found.node, words)
 
 
@@ -95,7 +96,7 @@ def _similarities(
         words = f" reaches exp({1 / value:.0f}) for a similarity of 1, which is Inf in float32"
     yield Sighting.of(
         call,
-        ast.unparse(call)[:60] + words,
+        shown(call) + words,
         risk="low" if elsewhere and not unit else "medium",
         fix="use F.cross_entropy or logsumexp of similarity / temperature, and normalise the vectors",
     )
@@ -137,7 +138,7 @@ def _vanishing_rows(module: Module, call: ast.expr, place: CodePlace, temperatur
         words = f"is 0 in float32 where the quotient is above {_VANISHES}, and a row of zeros divides by 0"
         yield Sighting.of(
             call,
-            f"{ast.unparse(call)[:60]} {words}",
+            f"{shown(call)} {words}",
             risk="medium" if small else "low",
             fix="compute with logarithms (logsumexp): nantrap.ops.sinkhorn",
         )

@@ -28,6 +28,7 @@ from nantrap.doctor.source.expressions import (
     operations,
     peeled,
     receiver_of,
+    shown,
 )
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.module import CodePlace, Function, Module
@@ -100,8 +101,8 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sigh
                 doubt = doubt or "no loss was seen to use the result"
             if not _is_trained(function, repository):
                 doubt = doubt or "no forward pass or loss was seen to call it"
-            words = f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN"
-            yield Sighting(line, ast.unparse(side)[:80], words, doubt=doubt)
+            words = f"where() hides the value of {shown(risky, 50)}, but not its gradient: 0 × Inf = NaN"
+            yield Sighting(line, shown(side, 80), words, doubt=doubt)
             break
 
 
@@ -214,7 +215,7 @@ def _sum_of_squares(function: Function, node: ast.expr, depth: int = 0) -> bool:
     if isinstance(node, ast.Call) and "mse" in name_of(node.func).lower():
         return True
     if found is not None and found.name == "add":
-        parts = list(additions(node))
+        parts = list(additions(node)) if isinstance(node, ast.BinOp) else [found.operand, *found.arguments[:1]]
         if any(_GRID.search(name) for name in names_in(node)) or any(_is_setting(each, function) for each in parts):
             return False
         return len(parts) >= 2 and all(_is_square(function, part) for part in parts)

@@ -29,6 +29,7 @@ from nantrap.doctor.source.expressions import (
     operations,
     peeled,
     receiver_of,
+    shown,
     used_in,
 )
 from nantrap.doctor.source.module import Function, Module
@@ -97,7 +98,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighti
         product = None if eased else _unfloored_probabilities(function, inner, call.lineno)
         name = "" if eased else dotted(inner)
         if product is not None:
-            words = f"the logarithm of {ast.unparse(product)[:50]}, which can be exactly 0: probabilities underflow"
+            words = f"the logarithm of {shown(product, 50)}, which can be exactly 0: probabilities underflow"
             yield Sighting.of(call, words, fix="add their logarithms instead: log_softmax and logsumexp")
         elif name and not _changed_in_place(function, name, call.lineno):
             value = function.latest(name, call.lineno)
@@ -122,9 +123,8 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
         risk = _mask_risk(mask, function, line) if mask is not None else None
         if mask is not None and risk is not None and not _handles_empty_rows(function, found.node):
             seen.add(line)
-            text = ast.unparse(mask)
-            words = f"softmax over scores masked with -inf ({text[:50]}): a row with every position masked is NaN"
-            yield Sighting(line, text[:80], words, risk)
+            words = f"softmax over scores masked with -inf ({shown(mask)}): a row with every position masked is NaN"
+            yield Sighting(line, shown(mask, 80), words, risk)
 
 
 @source_check("whole_batch_mask_check", "medium", "ask per row: .all(dim=-1)")
@@ -136,9 +136,8 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[S
         nodes = [each for test in tests if test is not None and not place.silent for each in ast.walk(test)]
         asked = next((each for each in nodes if _whole_and_infinite(function, each)), None)
         if asked is not None:
-            text = ast.unparse(asked)
-            words = f"{text[:60]} is true only if the whole batch is masked; one masked row is still NaN"
-            yield Sighting(condition.lineno, text[:80], words)
+            words = f"{shown(asked)} is true only if the whole batch is masked; one masked row is still NaN"
+            yield Sighting(condition.lineno, shown(asked, 80), words)
 
 
 def lowest_temperature(names: Sequence[str]) -> float:

@@ -49,10 +49,9 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Sightin
     for call, place in module.sites("LambdaLR"):
         given = keyword_of(call, "lr_lambda") or next(iter(call.args[1:2]), None)
         for function, body in _functions(given, place.function, call.lineno):
-            floor = _absolute_floor(body, function, repository)
+            floor, least = _absolute_floor(body, function, repository)
             if floor is not None:
-                text = ast.unparse(floor)
-                words = f"LambdaLR multiplies by what the function returns, and {text[:60]} is a learning rate"
+                words = f"LambdaLR multiplies by what the function returns, and {least} is a learning rate"
                 yield Sighting.of(floor, f"{words}: the smallest one is the product of both")
                 break
 
@@ -266,17 +265,19 @@ def _functions(node: ast.expr | None, function: Function, line: int) -> Iterator
             yield found, [each for each in ast.walk(found.node) if isinstance(each, (ast.Call, ast.BinOp))]
 
 
-def _absolute_floor(returned: list[ast.expr], function: Function, repository: Repository) -> ast.Call | None:
-    """The `max(..., min_lr)` of a factor that a scheduler multiplies by, where that is a learning rate."""
+def _absolute_floor(
+    returned: list[ast.expr], function: Function, repository: Repository
+) -> tuple[ast.Call | None, str]:
+    """The `max(..., min_lr)` of a factor that a scheduler multiplies by, and the learning rate in it by its name."""
     inside = [each for value in returned for each in ast.walk(value)]
     divisors = [each.right for each in inside if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div)]
     if any(_BASE_LR.search(plain(name_of(each))) for each in divisors):
-        return None
+        return None, ""
     for call in (call for value in returned for call in calls_in(value, "max", "maximum")):
         for argument in call.args:
             if _MIN_LR.match(plain(name_of(argument))) and _is_rate(argument, function, repository):
-                return call
-    return None
+                return call, ast.unparse(argument)
+    return None, ""
 
 
 def _is_rate(node: ast.expr, function: Function, repository: Repository) -> bool:

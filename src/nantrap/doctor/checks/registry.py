@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from nantrap.doctor.configuration.setting import Setting
 from nantrap.doctor.report import Risk
+from nantrap.doctor.source.expressions import shown
 from nantrap.incident.checks import CHECKS_BY_SLUG, CheckCode
 
 
@@ -49,7 +50,7 @@ class Sighting:
     @classmethod
     def of(cls, node: ast.AST, message: str, *, risk: Risk | None = None, fix: str = "", doubt: str = "") -> Sighting:
         """What was seen of an expression, at its line; the value is its text."""
-        return cls(getattr(node, "lineno", 1), ast.unparse(node)[:80], message, risk, fix, None, doubt)
+        return cls(getattr(node, "lineno", 1), shown(node, 80), message, risk, fix, None, doubt)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Iterator[Sighting]])

@@ -12,11 +12,12 @@ from typing import Final
 
 from nantrap.doctor.checks.handling import inside_finite_test
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.expressions import dotted, name_of, receiver_of, used_in
+from nantrap.doctor.repository import Repository, resolved_value
+from nantrap.doctor.source.expressions import dotted, keyword_of, name_of, receiver_of, shown, used_in
 from nantrap.doctor.source.flow import (
     LoopEvent,
     LoopFlow,
+    all_flows,
     always_with,
     any_between,
     follows,
@@ -32,8 +33,14 @@ _CLEARED: Final = re.compile(r"zero_grad|clear_grad|grad\s*=\s*None|set_to_none|
 
 @source_check("clip_before_unscale", "high", "call scaler.unscale_(optimizer) before it")
 def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Sighting]:
-    """Gradients are clipped while they are still multiplied by the loss scale."""
-    for flow in training_flows(module):
+    """Gradients are clipped while they are still multiplied by the loss scale.
+
+    The backward pass may be in another method of the class; then nothing in the file must divide by the scale.
+    """
+    scalers = [(keyword_of(call, "enabled"), place.function) for call, place in module.sites("GradScaler")]
+    off = [given for given, at in scalers if given is not None and resolved_value(at, given, repository) is False]
+    doubt = "the scaler is switched off by the settings that were read" if off and len(off) == len(scalers) else ""
+    for flow in all_flows(module) if "clip_grad" in module.text else ():
         steps = [event for event in flow.of("step") if event.scaled]
         ending = [*flow.of("unscale"), *steps]  # after a step it is another fault
         for clip in flow.of("clip"):
@@ -41,10 +48,16 @@ def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Sigh
                 continue
             before = [event for event in flow.of("backward") if event.scaled and follows(event, clip)]
             backward = next((event for event in before if not any_between(event, ending, clip)), None)
-            if backward is not None and any(follows(clip, s) and follows(backward, s) for s in steps):
+            if backward is not None and not any(follows(clip, s) and follows(backward, s) for s in steps):
+                continue
+            if backward is None:
+                backward = _scaled_elsewhere(module, flow)
+                if any("unscale_" in other.calls for other in repository.modules):
+                    doubt = doubt or "another file divides gradients by the scale"
+            if backward is not None:
                 words = f"they are still multiplied by the loss scale (backward at line {backward.line})"
-                text = ast.unparse(clip.node)[:80]
-                yield Sighting(clip.line, text, f"gradients are clipped before scaler.unscale_: {words}")
+                text = f"gradients are clipped before scaler.unscale_: {words}"
+                yield Sighting(clip.line, shown(clip.node, 80), text, doubt=doubt)
 
 
 @source_check("clip_after_step", "high", "move it between backward and step")
@@ -58,7 +71,7 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Sighting
             later = any(follows(clip, s) and not any_between(clip, backwards, s) for s in steps)
             if before and not later and any(follows(b, before[-1]) for b in backwards):
                 words = f"gradients are clipped after the step of line {before[-1].line}: it has no effect"
-                yield Sighting(clip.line, ast.unparse(clip.node)[:80], words)
+                yield Sighting(clip.line, shown(clip.node, 80), words)
 
 
 @source_check("zero_grad_missing", "high", "call optimizer.zero_grad(set_to_none=True) after each step")
@@ -149,6 +162,15 @@ def optimizer_of_another_model(module: Module, repository: Repository) -> Iterat
                 words = f"{owner} is made again after the optimizer of line {call.lineno} got its parameters"
                 yield Sighting(line, f"{owner} = {kind}(...)", f"{words}: the new ones are not trained")
                 break
+
+
+def _scaled_elsewhere(module: Module, flow: LoopFlow) -> LoopEvent | None:
+    """The scaled backward pass in another method of the class of a function that has none and calls no `unscale_`."""
+    owner = flow.function.owner
+    if owner is None or flow.of("backward") or "unscale" in module.text:
+        return None
+    others = [each for each in all_flows(module) if each.function.owner is owner]
+    return next((event for each in others for event in each.of("backward") if event.scaled), None)
 
 
 def _may_clear(module: Module, flow: LoopFlow, steps: list[LoopEvent], repository: Repository) -> str:

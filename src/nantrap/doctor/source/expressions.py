@@ -109,6 +109,12 @@ def dotted(node: ast.AST) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
+def shown(node: ast.AST, most: int = 60) -> str:
+    """The text of an expression; of a long one the beginning, with an ellipsis where it is cut."""
+    text = ast.unparse(node)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 def keyword_of(call: ast.Call, name: str) -> ast.expr | None:
     """The value of a keyword of a call, or None."""
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
