@@ -180,6 +180,33 @@ def test_a_bad_step_is_diagnosed_as_if_it_had_been_read_at_once(form: str, loss:
     assert told(late) == told(at_once)
 
 
+def two_lines_for_each(run: Run[Any], guard: nantrap.Guard, windows: Any) -> None:
+    """Gradients that are accumulated, as people write it."""
+    model, compute = run.model, run.loss
+    for window in windows:
+        for batch in window:
+            loss = compute(model, batch) / len(window)
+            guard.backward(loss)
+        guard.step()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("loss", LOSSES[:2])
+def test_a_micro_batch_of_a_step_that_is_read_late(loss: Any, place: int) -> None:
+    """The loop has gone on to its next batches when the bad micro-batch is known."""
+    run = run_on_device(loss=loss, micro=2)
+    first, rest = in_two_parts(run)
+    bad = list(rest[0])
+    bad[place] = (torch.zeros_like(bad[place][0]), bad[place][1])
+    with run.guard(policy=Policy(diagnosis=UNHURRIED)) as guard:
+        two_lines_for_each(run, guard, [*first, bad, *rest[1:]])
+    incident = guard.last_incident
+    assert incident is not None
+    assert incident.step == len(first)
+    assert incident.causes[0].proven
+    assert guard.tally.applied == len(first) + len(rest) - 1
+
+
 def test_steps_that_must_be_known_are_read_at_once() -> None:
     """After a bad step each step is read before its update, until one is applied."""
     run = run_on_device()

@@ -49,6 +49,7 @@ from nantrap.locate.replay.root_call import note_loss_part
 from nantrap.locate.source import is_user_code
 from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
 from nantrap.locate.twoline.autopsy import examine
+from nantrap.locate.twoline.caller import keep_leaves
 from nantrap.locate.wrapping import arguments_by_name, callable_parts
 
 _parameters_of = itemgetter("params")
@@ -286,6 +287,8 @@ class Collector:
                 total = micro.loss.total
             elif micro.forward is None:
                 micro.evidence = note_loss_part(total, micro.root_call)
+        elif micro.forward is None:
+            micro.frames = keep_leaves()
         if micro.factor != 1.0:
             total = total * micro.factor
         scaling = self._driver.scaling

@@ -43,7 +43,6 @@ from nantrap.guard.step import Scalars, is_skipped_spike, run_step
 from nantrap.guard.torch_private import copy_parts, restore_where
 from nantrap.guard.window import Reading, Window
 from nantrap.incident import Action, Incident
-from nantrap.locate.twoline.caller import keep_leaves
 
 _READ_AT_ONCE = 8
 """Number of first steps that are read at once: most failures are there, and the ledger learns who writes what."""
@@ -256,7 +255,6 @@ class LateSteps:
             program=protected.program_at_begin,
             milliseconds=(time.perf_counter() - window.started) * 1e3,
             position=replace(session.progress),
-            frames=keep_leaves() if window.micros[-1].forward is None else (),
         )
         protected.update(lambda: self._update_unless(bad), careful=False)
         if driver.advances:

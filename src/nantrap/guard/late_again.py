@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,8 +41,7 @@ from nantrap.incident import Action, Finding
 from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate import Failure, RngState
 from nantrap.locate.replay.replay import autocast_like, called_again
-from nantrap.locate.twoline.caller import Frame, seen_from
-from nantrap.locate.twoline.rerun import compute_again
+from nantrap.locate.twoline.rerun import Again, compute_again
 
 if TYPE_CHECKING:
     from nantrap.guard.arrival import Arrival
@@ -69,7 +68,6 @@ class Launched:
         program: the program's own generators and attributes before it.
         milliseconds: how long it took to launch.
         position: where the loop was.
-        frames: where the program called the guard, in the two-line form.
         schedules: the schedules before they advanced.
         counters: what the averages count on the host, with its values before the step.
     """
@@ -88,7 +86,6 @@ class Launched:
     program: ProgramState | None
     milliseconds: float
     position: Progress
-    frames: Sequence[Frame]
     schedules: list[Schedule] = field(default_factory=list)
     counters: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -156,21 +153,20 @@ def _scale_by(gradients: list[Tensor], now: Tensor | None, captured: Any) -> Non
 
 def _refuse(session: Session, driver: Driver, collector: Collector, launched: Launched, reading: Reading) -> Outcome:
     """With everything as it was before the failed step: find out whether it is the loss scale, else refuse it."""
-    with seen_from(launched.frames) if launched.frames else contextlib.nullcontext():
-        again = _again(session, driver, launched, reading)  # its gradients say whether the loss scale was too large
-        decision = decide_together(session, driver, again.window, reading, careful=False, spike=False)
-        if decision.kind is Kind.PROBE:
-            launched.window.probes_scale = True
-            session.scaling.probes_in_a_row += 1
-            at = (launched.step, launched.milliseconds)
-            return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
-        session.progress.step = launched.step
-        session.recorder.tally.attempted -= 1
-        if again.is_too_large:
-            reading = reading._replace(norm=again.norm)
-            decision = replace(decision, spike=True)
-        observation = _observed(session, driver, again, reading, decision)
-        return refuse_bad(session, driver, again.window, reading, observation, decision, words=again.words)
+    again = _again(session, driver, launched, reading)  # its gradients say whether the loss scale was too large
+    decision = decide_together(session, driver, again.window, reading, careful=False, spike=False)
+    if decision.kind is Kind.PROBE:
+        launched.window.probes_scale = True
+        session.scaling.probes_in_a_row += 1
+        at = (launched.step, launched.milliseconds)
+        return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
+    session.progress.step = launched.step
+    session.recorder.tally.attempted -= 1
+    if again.is_too_large:
+        reading = reading._replace(norm=again.norm)
+        decision = replace(decision, spike=True)
+    observation = _observed(session, driver, again, reading, decision)
+    return refuse_bad(session, driver, again.window, reading, observation, decision, words=again.words)
 
 
 def _observed(session: Session, driver: Driver, again: RunAgain, reading: Reading, decision: Decision) -> Observation:
@@ -279,17 +275,20 @@ def _by_function(driver: Driver, failed: Window) -> Window | None:
 
 def _by_source(session: Session, driver: Driver, launched: Launched, reading: Reading) -> Window | None:
     """The loss computed again from the source lines of the two-line form; `None` where they do not give it again."""
-    window = launched.window
-    if len(window.micros) != 1:
-        return None
-    micro = window.micros[0]
-    again = compute_again(_failure(session, micro, reading), budget_of(session))
-    if again is None:
-        return None
-    again.rng.restore()
-    total = again.forward(again.batch)
-    _backward(driver, total, micro.factor)
-    return replace(window, micros=[replace(micro, loss=Loss(total, micro.loss.terms), values=None)])
+    found: list[tuple[Micro, Again]] = []
+    for micro in launched.window.micros:
+        with micro.seen_from_there():
+            again = compute_again(_failure(session, micro, reading), budget_of(session))
+        if again is None:
+            return None
+        found.append((micro, again))
+    micros = []
+    for micro, again in found:
+        again.rng.restore()
+        total = again.forward(again.batch)
+        _backward(driver, total, micro.factor)
+        micros.append(replace(micro, loss=Loss(total, micro.loss.terms), values=None))
+    return replace(launched.window, micros=micros)
 
 
 def _write_again(session: Session, window: Window | None) -> None:

@@ -5,8 +5,10 @@ The gradients of a micro-batch are kept apart until it is known to be good.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from nantrap.guard.loss import Loss
 from nantrap.guard.torch_private import add_all
 from nantrap.incident import Finding
 from nantrap.locate import RngState, RootCall
+from nantrap.locate.twoline.caller import Frame, seen_from
 
 MOST_WHOLE = 16
 """So many micro-batches of a step are kept with all that a replay needs."""
@@ -42,6 +45,7 @@ class Micro:
         given: the loss terms with their graphs, where these are kept until the step is judged.
         absent: the terms that were left out because their values are bad.
         position: epoch and batch of the data loader, under `nantrap run` and in frameworks.
+        frames: where the program ran its backward pass, where its loss is read later than that.
     """
 
     loss: Loss
@@ -56,6 +60,11 @@ class Micro:
     given: Mapping[str, Tensor | float] | None = None
     absent: frozenset[str] = frozenset()
     position: tuple[int | None, int | None] | None = None
+    frames: Sequence[Frame] = ()
+
+    def seen_from_there(self) -> AbstractContextManager[None]:
+        """The program appears to be where it ran the backward pass of this micro-batch."""
+        return seen_from(self.frames) if self.frames else contextlib.nullcontext()
 
     def terms(self, values: Sequence[float]) -> dict[str, float]:
         """The named terms of the loss as they enter the step, from the values of the loss and its terms."""
@@ -133,6 +142,7 @@ class Window:
             return
         micro.evidence = micro.given = None
         micro.loss = Loss(micro.loss.total.detach(), micro.loss.terms)
+        micro.frames = ()
         call = micro.root_call
         if call is not None and (len(self.micros) > _MOST_SMALL or sum(c.kept_bytes() for c in call.chain()) > _SMALL):
             micro.root_call = None

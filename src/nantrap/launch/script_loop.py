@@ -50,7 +50,7 @@ from nantrap.launch.shared import Shared
 from nantrap.locate.nodes import leaves_of, nodes_below
 from nantrap.locate.replay.root_call import note_loss_part
 from nantrap.locate.twoline.autopsy import examine
-from nantrap.locate.twoline.caller import seen_from
+from nantrap.locate.twoline.caller import keep_leaves, seen_from
 from nantrap.record import History
 
 
@@ -277,6 +277,8 @@ class ScriptLoop:
                 if self._drops(window, alone=alone):
                     self.detector.drop_micro_batch(window, micro)
                     return
+        else:
+            micro.frames = keep_leaves()
         window.micros.append(micro)
         if len(window.micros) > MOST_WHOLE:
             window.release_earlier()

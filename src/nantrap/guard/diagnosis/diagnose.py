@@ -83,7 +83,8 @@ def diagnose(session: Session, observation: Observation) -> Diagnosed:
     here = session.ranks.rank in observation.verdict.bad_ranks
     clock = session.policy.diagnosis.clock
     began = clock()
-    with session.protected.ledger.uncounted(), session.protected.apart_from_others():
+    seen_from_there = observation.micro.seen_from_there()
+    with seen_from_there, session.protected.ledger.uncounted(), session.protected.apart_from_others():
         found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
         if observation.agreed and session.ranks.talking:
             diagnosed = settle_with_ranks(session, observation, found)
