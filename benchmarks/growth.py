@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.multiprocessing as mp
@@ -29,14 +28,13 @@ from torch import Tensor, nn
 
 import nantrap
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(Path(__file__).resolve().parent)]  # a rank is a process that imports this file by its path
 from distributed import work  # noqa: E402
+from stored import BENCHMARKS, save  # noqa: E402
 
-from zoo.results import setting  # noqa: E402
+from zoo.results import read  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "growth.json"
-PICTURE = ROOT / "docs" / "pictures" / "growth.svg"
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "growth.svg"
 Made = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 
 
@@ -181,8 +179,6 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=100_000_000, help="leave out larger sizes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    stored: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"axes": {}}
-    command = f"python benchmarks/growth.py --pairs {arguments.pairs} --largest {arguments.largest}"
     for name in arguments.only:
         rows = []
         if name == "ranks":
@@ -192,10 +188,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows = [measure(make, n, arguments.pairs, folder) for n in sizes if n <= arguments.largest]
         print(name, *rows, sep="\n  ", flush=True)
-        stored["axes"][name] = rows
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({**stored, **setting(["nantrap"], command)}, indent=1) + "\n", encoding="utf-8")
-    draw(stored["axes"])
+        save("growth", {name: rows})
+    draw({name: part["found"] for name, part in read(BENCHMARKS / "growth.json").items()})
 
 
 if __name__ == "__main__":

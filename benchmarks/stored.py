@@ -1,29 +1,16 @@
-"""Results of benchmarks on disk, from which `python -m zoo.tables` writes the tables of docs/benchmarks.md."""
+"""Stores what a benchmark measured, from which `python -m zoo.tables` writes the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
-from zoo.results import setting  # noqa: E402
-
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def read(name: str) -> dict[str, Any]:
-    """The stored results of a benchmark; nothing if it was never stored."""
-    path = RESULTS / f"{name}.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+from zoo.results import BENCHMARKS, save_parts  # noqa: E402
 
 
 def save(name: str, found: dict[str, Any]) -> None:
-    """Store what was measured, each part with its date, machine and command; parts that were not measured now stay."""
-    RESULTS.mkdir(exist_ok=True)
+    """Store parts of a benchmark with the command that was given; parts that were not measured now stay."""
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    measured = {part: {"found": value, **setting(["nantrap"], command)} for part, value in found.items()}
-    text = json.dumps({**read(name), **measured}, indent=1)
-    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    save_parts(BENCHMARKS / f"{name}.json", found, command)

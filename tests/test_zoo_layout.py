@@ -8,7 +8,7 @@ import pytest
 
 from nantrap.incident.codes import BY_SLUG
 from torch_habits import is_possible
-from zoo.loading import CONTROLS, ZOO, collections, families, find, is_control, is_held_back, load, manifest
+from zoo.loading import CONTROLS, ZOO, collections, families, find, is_control, is_held_back, load, manifest, sample
 
 FILES = sorted([*ZOO.glob("programs/*/*.py"), *ZOO.glob("controls/*.py")])
 
@@ -26,6 +26,15 @@ def test_programs_held_back_come_only_by_the_name_of_their_collection() -> None:
     assert not any(is_held_back(path) for path in find())
     assert not any(is_held_back(path) for path in find(*families(), CONTROLS))
     assert {*find(), *apart} == set(FILES)
+
+
+def test_a_sample_takes_every_folder_in_its_share() -> None:
+    chosen = sample(find(), 60)
+    by_folder = {name: sum(path.parent.name == name for path in chosen) for name in (*families(), CONTROLS)}
+    assert all(by_folder.values())
+    assert 55 <= len(chosen) <= 65
+    assert by_folder["forward_maths"] > by_folder["state"] > by_folder["platform"]
+    assert chosen == sample(reversed(find()), 60)
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+import nantrap
 from zoo import results
 from zoo.__main__ import as_text
 from zoo.isolated import answers, is_possible
@@ -135,10 +137,25 @@ def test_a_stored_result_gives_the_same_figures(tmp_path: Path, monkeypatch: pyt
     tool = find_tool("remedy_loss_skips")
     found = {path: measure(tool, path, to_the_end=True) for path in find(FAILS, HEALTHY)}
     results.save(tool, found, [FAILS, HEALTHY])
-    stored = results.read(tool.name)
-    assert stored is not None
-    assert stored["command"] == f"python -m zoo --save --tool remedy_loss_skips {FAILS} {HEALTHY}"
+    results.save(tool, {}, ["held_back"])
+    stored = results.read(tmp_path / "remedy_loss_skips.json")
+    command = "python -m zoo --save --tool remedy_loss_skips"
+    assert [each["command"] for each in stored["measured"]] == [f"{command} {FAILS} {HEALTHY}", f"{command} held_back"]
     assert _without_times(results.tally_of(stored)) == _without_times(Tally(list(found.values())))
+
+
+def test_a_part_of_a_stored_file_is_replaced_alone(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "parts.json"
+    results.save_parts(file, {"one": 1, "two": 2}, "first")
+    results.save_parts(file, {"two": 3}, "second")
+    kept = {name: (part["found"], part["command"]) for name, part in results.read(file).items()}
+    assert kept == {"one": (1, "first"), "two": (3, "second")}
+
+
+def test_the_citation_names_this_version_and_the_zoo() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == nantrap.__version__
+    assert [(each["type"], each["version"]) for each in citation["references"]] == [("data", nantrap.__version__)]
 
 
 def _without_times(tally: Tally) -> dict[str, object]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from zoo import cost, isolated, results
 from zoo.judging import Answer, Tally
-from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back
+from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back, sample
 from zoo.running import Tool
 from zoo.tools import find_tool, tools
 
@@ -60,7 +60,11 @@ def show(title: str, tally: Tally, *, name_misses: bool) -> None:
 
 def run(tool_name: str, names: list[str], arguments: argparse.Namespace) -> dict[Path, Answer]:
     """The answers of a tool on the programs of these names."""
-    by_stem = {path.stem: path for path in find(*names)}
+    chosen = find(*names)
+    if arguments.missing:
+        stored = results.read(results.RESULTS / f"{find_tool(tool_name).name}.json").get("programs", {})
+        chosen = [path for path in chosen if path.relative_to(ZOO).as_posix() not in stored]
+    by_stem = {path.stem: path for path in (sample(chosen, arguments.sample) if arguments.sample else chosen)}
     found = {}
     lines = arguments.lines.open("a", encoding="utf-8") if arguments.lines else None
     for answer in isolated.answers(tool_name, by_stem.values(), jobs=arguments.jobs, seconds=arguments.seconds):
@@ -69,10 +73,15 @@ def run(tool_name: str, names: list[str], arguments: argparse.Namespace) -> dict
             lines.write(json.dumps(dataclasses.asdict(answer)) + "\n")
             lines.flush()
         if arguments.save and len(found) % 50 == 0:
-            results.save(find_tool(tool_name), found, names)
+            results.save(find_tool(tool_name), found, _named(names, arguments))
     if lines is not None:
         lines.close()
     return found
+
+
+def _named(names: list[str], arguments: argparse.Namespace) -> list[str]:
+    options = [f"--sample {arguments.sample}"] if arguments.sample else []
+    return [*options, *(["--missing"] if arguments.missing else []), *names]
 
 
 def freeze(tool: Tool, name: str, found: list[Answer]) -> None:
@@ -128,6 +137,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.add_argument("--lines", type=Path, help="append one JSON line per program, with what was said")
     parser.add_argument("--save", action="store_true", help="write zoo/results/TOOL.json")
+    parser.add_argument("--sample", type=int, metavar="N", help="about N of the programs, each family in its share")
+    parser.add_argument("--missing", action="store_true", help="only programs of which no result is stored")
     parser.add_argument("--freeze", action="store_true", help="write first measurements of collections")
     parser.add_argument("--cost", action="store_true", help="measure the cost of a healthy step instead")
     parser.add_argument("--pairs", type=int, default=15, help="pairs of runs of --cost (default: %(default)s)")
@@ -155,14 +166,15 @@ def main() -> int:
             if not arguments.json:
                 print("\n".join(cost.lines(tool, figures[tool.name])), flush=True)
             if arguments.save:
-                results.save_cost(tool, figures[tool.name])
+                command = f"python -m zoo --save --cost --tool {tool.name}"
+                results.save_parts(results.COSTS, {tool.name: figures[tool.name]}, command, results.packages_of(tool))
             continue
         if not isolated.is_possible():
             print("error: programs are run in forked processes, which this system does not have", file=sys.stderr)
             return 2
         found = run(name, arguments.names, arguments)
         if arguments.save:
-            results.save(tool, found, arguments.names)
+            results.save(tool, found, _named(arguments.names, arguments))
         figures[tool.name] = Tally(list(found.values())).counts()
         for each in arguments.names or (*families(), CONTROLS):
             part = find(each)

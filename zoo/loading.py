@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def find(*names: str) -> list[Path]:
             raise ValueError(f"there is no family, collection or program {name!r} in the zoo; it has {known}")
         found.update(chosen)
     return sorted(found)
+
+
+def sample(paths: Iterable[Path], count: int) -> list[Path]:
+    """About so many of these programs, each folder in its share, chosen by the hash of their names."""
+    by_folder: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: hashlib.sha256(path.stem.encode()).digest()):
+        by_folder.setdefault(path.parent.name, []).append(path)
+    total = sum(map(len, by_folder.values()))
+    return sorted(path for own in by_folder.values() for path in own[: max(1, round(count * len(own) / total))])
 
 
 def _is_called(path: Path, name: str) -> bool:

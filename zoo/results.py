@@ -1,9 +1,11 @@
-"""Results of tools as files in `zoo/results`: where, when and with what they were measured, and what came out.
+"""Results on disk: when, where, at which commit and with what they were measured, and what came out.
 
-A program is stored as letters and seconds: `n` noticed, `s` right step, `p` right place as far as named, `f` place in
-full, `l` right line (`-` if the truth names none), `c` right cause, `3` among three, `v` proven, `r` a repair was
-tried, `x` a proof of a wrong cause, `y` a false sentence, `e` ended finite, `a` all steps made, `!` ended with an
-error. Programs for measuring only are stored as sums.
+A file of parts (`save_parts`) keeps each part with its own setting: the costs of a step, the sets of others, and the
+files of `benchmarks`. A tool's answers on the programs have a file of their own (`save`), in which `measured` says when
+each piece was run, and a program is letters and seconds: `n` noticed, `s` right step, `p` right place as far as named,
+`f` place in full, `l` right line (`-` if the truth names none), `c` right cause, `3` among three, `v` proven, `r` a
+repair was tried, `x` a proof of a wrong cause, `y` a false sentence, `e` ended finite, `a` all steps made, `!` ended
+with an error. Programs for measuring only are stored as sums.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from zoo.loading import ZOO, collection_of, is_held_back, manifest
 from zoo.running import Tool
 
 RESULTS = ZOO / "results"
+COSTS = RESULTS / "cost_of_a_step.json"
+OUTSIDE = RESULTS / "outside.json"
+BENCHMARKS = ZOO.parent / "benchmarks" / "results"
 _FLAGS = {
     "n": "found", "s": "step", "p": "place", "f": "full_place", "l": "line", "c": "cause", "3": "among_three",
     "v": "proven", "r": "verified", "x": "false_proofs", "y": "false_sentences", "e": "finite", "a": "all_steps",
@@ -30,12 +36,13 @@ _FLAGS = {
 
 
 def setting(packages: Iterable[str], command: str) -> dict[str, Any]:
-    """The date, the machine, the versions and the command of a measurement."""
+    """The date, the commit, the machine, the versions and the command of a measurement."""
     versions = {"python": platform.python_version()}
     for package in ("torch", *packages):
         versions[package] = importlib.metadata.version(package)
     return {
         "date": today(),
+        "commit": commit_of(ZOO),
         "machine": {"system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
                     "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         "versions": versions,
@@ -43,10 +50,36 @@ def setting(packages: Iterable[str], command: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def commit_of(folder: Path) -> str:
+    """The commit of the checkout that a folder lies in; nothing if it lies in none."""
+    command = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a file of results holds; nothing if it was never written."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def save_parts(path: Path, found: Mapping[str, Any], command: str, packages: Iterable[str] = ("nantrap",)) -> None:
+    """Write what was measured, each part with its setting; parts that were not measured now stay."""
+    path.parent.mkdir(exist_ok=True)
+    measured = {part: {"found": value, **setting(packages, command)} for part, value in found.items()}
+    path.write_text(json.dumps({**read(path), **measured}, indent=1) + "\n", encoding="utf-8")
+
+
+def packages_of(tool: Tool) -> tuple[str, ...]:
+    """The distributions that a tool needs."""
+    return tuple(getattr(tool, "packages", ()))
+
+
 def missing(tool: Tool) -> list[str]:
     """The packages of a tool that are not installed."""
     installed = {each.metadata["Name"].lower() for each in importlib.metadata.distributions() if each.metadata["Name"]}
-    return [name for name in getattr(tool, "packages", ()) if name.lower() not in installed]
+    return [name for name in packages_of(tool) if name.lower() not in installed]
 
 
 def today() -> str:
@@ -83,7 +116,7 @@ def save(tool: Tool, found: dict[Path, Answer], names: Iterable[str] = ()) -> Pa
     """Write what a tool did, keeping what it did with programs that were not run now and still are in the zoo."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{tool.name}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = read(path)
     programs = {name: kept for name, kept in before.get("programs", {}).items() if name in manifest()["programs"]}
     apart = before.get("measure_only", {})
     here = {file.resolve().relative_to(ZOO).as_posix(): (file, answer) for file, answer in found.items()}
@@ -92,12 +125,10 @@ def save(tool: Tool, found: dict[Path, Answer], names: Iterable[str] = ()) -> Pa
         theirs = [answer for file, answer in found.items() if collection_of(file) == collection]
         apart[collection] = Tally(theirs).counts()
     command = " ".join(["python -m zoo --save --tool", tool.name, *names])
-    if set(before.get("programs", {})) - {file.resolve().relative_to(ZOO).as_posix() for file in found}:
-        command = "; ".join(dict.fromkeys([*before["command"].split("; "), command]))
-    written = {
-        "tool": tool.name, "about": tool.about, **setting(getattr(tool, "packages", ()), command),
-        "measure_only": apart, "programs": dict(sorted(programs.items())),
-    }  # fmt: skip
+    measured = [each for each in before.get("measured", []) if each["command"] != command]
+    measured.append(setting(packages_of(tool), command))
+    written = {"tool": tool.name, "about": tool.about, "measured": measured, "measure_only": apart,
+               "programs": dict(sorted(programs.items()))}  # fmt: skip
     path.write_text(_as_lines(written), encoding="utf-8")
     return path
 
@@ -109,15 +140,6 @@ def _as_lines(written: dict[str, Any]) -> str:
     return head.replace('"programs": null', f'"programs": {{\n{programs}\n }}') + "\n"
 
 
-def read(tool: str) -> dict[str, Any] | None:
-    """A stored result."""
-    path = RESULTS / f"{tool}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
 def tally_of(result: dict[str, Any], collections: Iterable[str] | None = None) -> Tally:
     """The answers of a stored result on the programs of these collections, or on all."""
     wanted = None if collections is None else set(collections)
@@ -127,14 +149,3 @@ def tally_of(result: dict[str, Any], collections: Iterable[str] | None = None) -
         for name, stored in result["programs"].items()
         if name in entries and (wanted is None or entries[name]["collection"] in wanted)
     ])  # fmt: skip
-
-
-def save_cost(tool: Tool, found: dict[str, dict[str, float]]) -> None:
-    """Write what a healthy step costs with a tool; every entry has its own date, machine and command."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "cost_of_a_step.json"
-    written = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    command = f"python -m zoo --save --cost --tool {tool.name}"
-    entry = {"about": tool.about, **setting(getattr(tool, "packages", ()), command), "models": found}
-    written[tool.name] = entry
-    path.write_text(json.dumps(dict(sorted(written.items())), indent=1) + "\n", encoding="utf-8")

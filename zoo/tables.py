@@ -1,24 +1,23 @@
-"""Writes the tables of `docs/benchmarks.md` and `zoo/README.md` from results on disk: python -m zoo.tables
+"""Writes tables from results on disk: python -m zoo.tables
 
-What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; nothing is measured and nothing is typed in.
+In `docs/benchmarks.md`, `docs/zoo.md` and `zoo/README.md` what is between `<!-- begin NAME -->` and
+`<!-- end NAME -->` is replaced; nothing is measured and nothing is typed in.
 The results are those of `python -m zoo --save`, of `python -m zoo.outside` and of the files of `benchmarks` with
 `--save`; first measurements are those of `manifest.json`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from zoo.loading import MEASURE_ONLY, ZOO, manifest
-from zoo.results import RESULTS, read, tally_of
+from zoo.loading import CONTROLS, MEASURE_ONLY, ZOO, manifest
+from zoo.results import BENCHMARKS, COSTS, OUTSIDE, RESULTS, read, tally_of
 from zoo.tools import tools
 
-PAGES = (ZOO.parent / "docs" / "benchmarks.md", ZOO / "README.md")
-BENCHMARKS = ZOO.parent / "benchmarks" / "results"
+PAGES = (ZOO.parent / "docs" / "benchmarks.md", ZOO.parent / "docs" / "zoo.md", ZOO / "README.md")
 FORMS = {"attempt": "nantrap_attempt", "two lines": "nantrap_two_lines", "run": "nantrap_run"}
 _HEADS = ("noticed", "right step", "place, as named", "place in full", "line", "cause", "false proofs", "false alarms",
           "finite at the end", "usable at the end", "answer, median s")  # fmt: skip
@@ -26,13 +25,17 @@ _HEADS = ("noticed", "right step", "place, as named", "place in full", "line", "
 
 def results() -> list[dict[str, Any]]:
     """Every stored result of a tool, nantrap first, then by how many failures were placed."""
-    found = [result for name in tools() if (result := read(name)) is not None and not name.endswith("_plain")]
+    found = [result for name in tools() if (result := _of(name)) and not name.endswith("_plain")]
 
     def rank(result: dict[str, Any]) -> tuple[Any, ...]:
         counts = tally_of(result).counts()
         return (not result["tool"].startswith("nantrap"), -counts["place"], -counts["step"], -counts["found"])
 
     return sorted(found, key=rank)
+
+
+def _of(tool: str) -> dict[str, Any]:
+    return read(RESULTS / f"{tool}.json")
 
 
 def cells(counts: dict[str, Any]) -> list[str]:
@@ -52,10 +55,64 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def counts() -> str:
+    """How many programs there are."""
+    programs = manifest()["programs"]
+    healthy = sum(name.startswith(CONTROLS) for name in programs)
+    threads = sum("threads" in entry for entry in programs.values())
+    return (
+        f"{len(programs)} programs: {len(programs) - healthy} fail in training; {healthy} are healthy, although a"
+        f" careless detector would accuse them. {threads} name the public threads that they follow."
+    )
+
+
+def collection_table() -> str:
+    """What each collection holds, and who wrote it."""
+    programs = manifest()["programs"]
+    rows = []
+    for name, each in manifest()["collections"].items():
+        own = [program for program, entry in programs.items() if entry["collection"] == name]
+        healthy = sum(program.startswith(CONTROLS) for program in own)
+        rows.append([f"`{name}`", str(len(own) - healthy), str(healthy), each["about"], each["author"]])
+    return table(("collection", "fail", "healthy", "what it holds", "how it was written"), rows)
+
+
+def missed() -> str:
+    """The programs whose step or cause nantrap has wrong, by form."""
+    found: dict[str, dict[str, str]] = {}
+    for form, tool in FORMS.items():
+        for answer in tally_of(_of(tool)).failures if _of(tool) else ():
+            wrong = [word for word, right in (("step", answer.step), ("cause", answer.cause)) if not right]
+            wrong = ["nothing noticed"] if not answer.found else wrong
+            wrong += ["a false proof"] if answer.false_proofs else []
+            if wrong:
+                found.setdefault(answer.program, {})[form] = ", ".join(wrong)
+    rows = [[f"`{program}`", *(wrong.get(form, "") for form in FORMS)] for program, wrong in sorted(found.items())]
+    return table(("program", *FORMS), rows)
+
+
+def truths() -> str:
+    """How many truths a plain loop confirms."""
+    part = read(RESULTS / "verify.json").get("programs")
+    if part is None:
+        return "Nothing was measured yet."
+    wrong = sorted(name for name, words in part["found"].items() if words)
+    of = len(part["found"])
+    said = f"On {part['date']}, {of - len(wrong)} of the {of} programs that may be read hold (`{part['command']}`)."
+    return f"{said} Not confirmed: {', '.join(f'`{name}`' for name in wrong)}." if wrong else said
+
+
 def all_programs() -> str:
     """Each tool over every program that may be read."""
-    rows = [[result["about"], *cells(tally_of(result).counts())] for result in results()]
-    return f"{table(('tool', *_HEADS), rows)}\n\n{settings(results())}"
+    found = results()
+    rows = []
+    every = sum(entry.get("use") != MEASURE_ONLY for entry in manifest()["programs"].values())
+    for result in found:
+        tally = tally_of(result)
+        part = "" if len(tally.answers) == every else f" ({len(tally.answers)} of {every} programs)"
+        rows.append([f"{result['about']}{part}", *cells(tally.counts())])
+    words = settings(each for result in found for each in result["measured"])
+    return f"{table(('tool', *_HEADS), rows)}\n\n{words}"
 
 
 def unseen() -> str:
@@ -83,9 +140,9 @@ def first_and_now() -> str:
         for form, tool in FORMS.items():
             measured = each["first_measurement"] or {}
             first = measured.get(form, measured.get(tool, {}))
-            result = read(tool)
+            result = _of(tool)
             now: dict[str, Any] = {}
-            if result is not None:
+            if result:
                 apart = each.get("use") == MEASURE_ONLY
                 now = result["measure_only"].get(name, {}) if apart else tally_of(result, [name]).counts()
             if first or now.get("programs"):
@@ -104,16 +161,14 @@ def _share(counts: dict[str, Any], name: str, of: str) -> str:
 
 def cost() -> str:
     """What a healthy step costs with each tool."""
-    path = RESULTS / "cost_of_a_step.json"
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    models = list(next(iter(stored.values()))["models"]) if stored else []
+    parts = read(COSTS)
+    models = list(next(iter(parts.values()))["found"]) if parts else []
     rows = []
-    for name in sorted(stored, key=lambda each: stored[each]["models"][models[0]]["ratio"]):
-        found = stored[name]["models"]
-        rows.append([stored[name]["about"], *(_ratio(found[m]) for m in models)])
+    for name in sorted(parts, key=lambda each: parts[each]["found"][models[0]]["ratio"]):
+        found = parts[name]["found"]
+        rows.append([tools()[name].about, *(_ratio(found[m]) for m in models)])
         rows[-1] += [" / ".join(f"{found[m]['control_ratio']:.2f}" for m in models)]
-    words = settings({"tool": name, **each} for name, each in stored.items())
-    return f"{table(('tool', *models, 'controls'), rows)}\n\n{words}"
+    return f"{table(('tool', *models, 'controls'), rows)}\n\n{settings(parts.values())}"
 
 
 def _ratio(row: dict[str, float]) -> str:
@@ -123,13 +178,11 @@ def _ratio(row: dict[str, float]) -> str:
 def outside() -> str:
     """What was measured on public sets, with their commits."""
     parts = []
-    for path in sorted(RESULTS.glob("outside_*.json")):
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        where = f"`{stored['repository']}` at `{stored['commit'][:12]}`, {stored['date']}"
-        lines = [f"**{stored['set']}**, {where}. {stored['about']}"]
-        lines.append(table(stored["heads"], stored["rows"]))
-        lines.append(f"`{stored['command']}`")
-        parts.append("\n\n".join(lines))
+    for part in read(OUTSIDE).values():
+        found = part["found"]
+        where = f"`{found['repository']}` at `{found['commit'][:12]}`, {part['date']}"
+        lines = [f"**{found['set']}**, {where}. {found['about']}", table(found["heads"], found["rows"])]
+        parts.append("\n\n".join([*lines, f"`{part['command']}`"]))
     return "\n\n".join(parts)
 
 
@@ -148,17 +201,18 @@ def settings(stored: Iterable[dict[str, Any]]) -> str:
     packages = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()))
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     load = f"load {min(loads):g} to {max(loads):g}"
-    commands = sorted({re.sub(r"--tool \S+", "--tool NAME", each["command"]) for each in stored})
-    return f"Measured {when} on {'; '.join(machines)} ({load}); {packages}. " + "; ".join(f"`{c}`" for c in commands)
+    commits = sorted({each["commit"] for each in stored if each.get("commit")})
+    at = f", at commit {' and '.join(commits)}" if commits else ""
+    commands = sorted({re.sub(r"--tool \S+( .*)?", "--tool NAME", each["command"]) for each in stored})
+    said = f"Measured {when}{at} on {'; '.join(machines)} ({load}); {packages}. "
+    return said + "; ".join(f"`{c}`" for c in commands)
 
 
 def _stored(*names: str) -> dict[str, dict[str, Any]]:
     """The parts of stored benchmarks by their names; those of a later file join those of an earlier one."""
     parts: dict[str, dict[str, Any]] = {}
     for name in names:
-        path = BENCHMARKS / f"{name}.json"
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for part, each in stored.items():
+        for part, each in read(BENCHMARKS / f"{name}.json").items():
             of = f" of {name.partition('_')[0]}.py"
             own = {line + of if line.startswith("A/A") else line: row for line, row in each["found"].items()}
             joined = parts.setdefault(part, {"found": {}, "measured": []})
@@ -226,23 +280,21 @@ def tensors() -> str:
 
 def growth() -> str:
     """How the guard's cost grows along each axis."""
-    path = BENCHMARKS / "growth.json"
-    if not path.exists():
-        return "Nothing was measured yet."
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    parts = read(BENCHMARKS / "growth.json")
     rows = []
-    for name, points in stored["axes"].items():
-        for point in points:
+    for name, part in parts.items():
+        for point in part["found"]:
             spread = f" ({point['guarded_low']:.2f} .. {point['guarded_high']:.2f})" if "guarded_low" in point else ""
             ratios = [f"{point['guarded']:.3f}{spread}", f"{point['control']:.3f}"]
             rows.append(
                 [name, f"{int(point['size']):,}", f"{point['plain_ms']:.2f}", *ratios, f"{point['added_ms']:.2f}"]
             )
     heads = ("along", "size", "plain step, ms", "guard", "control", "added, ms")
-    return f"{table(heads, rows)}\n\n{settings([stored])}"
+    return f"{table(heads, rows)}\n\n{settings(parts.values())}"
 
 
 PARTS = {
+    "counts": counts, "collections": collection_table, "missed": missed, "truths": truths,
     "tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside, "growth": growth,
     "overhead": overhead, "blocks": blocks, "calls": calls, "tensors": tensors,
 }  # fmt: skip

@@ -5,8 +5,8 @@ A name is a family, a collection or a program; by default every program that may
 Every program runs in the plain loop (autocast(loss_fn), backward, optimizer.step). Checked are: the first step at which
 the loss, a gradient, the gradient norm, a parameter, optimizer state or a buffer is non-finite; whether the loss was
 finite at that step; the poisoned state; and, in a second run whose bad step is traced operation by operation, that the
-named operation of the named module makes non-finite values from finite ones in the named phase. Controls must stay
-finite to the end.
+named operation of the named module makes non-finite values from finite ones in the named phase. Where the truth states
+a `repair`, the program is changed by it and must stay finite. Controls must stay finite to the end.
 A line for each program; exit 1 if any truth does not hold.
 """
 
@@ -15,14 +15,17 @@ import contextlib
 import itertools
 import random
 import sys
+import tempfile
 import traceback
 import warnings
+from pathlib import Path
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zoo.loading import CONTROLS, find, is_control, load
+from zoo.results import RESULTS, save_parts
 
 torch.set_num_threads(1)
 KEYS = {"model", "optimizer", "batches", "loss_fn", "steps", "autocast_dtype", "truth"}
@@ -112,10 +115,10 @@ def run(case, trace_step=None):
             grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             if tracer:
                 tracer.phase = "optimizer"
+            norm = torch.nn.utils.get_total_norm(list(grads.values()))
             optimizer.step()
         bad = [] if torch.isfinite(loss) else ["loss"]
         bad_grads = [f"grad {n}" for n, g in grads.items() if has_bad(g)]
-        norm = torch.nn.utils.get_total_norm(list(grads.values()))
         bad += bad_grads or ([] if torch.isfinite(norm) else ["norm"])
         for n, t in state_of(case).items():
             new = ~torch.isfinite(t)
@@ -128,15 +131,28 @@ def run(case, trace_step=None):
     return None, [], loss.item(), True, tracer
 
 
+def fresh(path):
+    """The program, with every random stream at its start."""
+    torch.manual_seed(0)
+    random.seed(0)
+    return load(path)
+
+
+def run_repaired(path, old, new):
+    """The plain loop over the program with one text of its code replaced: (first bad step, what is bad there)."""
+    head, _, truth = path.read_text(encoding="utf-8").rpartition("truth=dict(")
+    story, code = head.split('"""', 2)[1:]
+    if code.count(old) != 1:
+        return "none", [f"the text of the repair occurs {code.count(old)} times"]
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder, path.name)
+        changed.write_text(f'"""{story}"""{code.replace(old, new)}truth=dict({truth}', encoding="utf-8")
+        return run(fresh(changed))[:2]
+
+
 def check(path, verbose=False):
     """Returns (what does not hold, a few words on what was seen)."""
-
-    def fresh():
-        torch.manual_seed(0)
-        random.seed(0)
-        return load(path)
-
-    case = fresh()
+    case = fresh(path)
     truth, wrong, seen = case["truth"], [], ""
     if KEYS - set(case):
         return [f"build() lacks {sorted(KEYS - set(case))}"], ""
@@ -159,9 +175,13 @@ def check(path, verbose=False):
     for name in truth.get("poisoned_state", []):
         if not any(name in b for b in bad):
             wrong.append(f"{name} is not poisoned")
+    if "repair" in truth:
+        later, still = run_repaired(path, *truth["repair"])
+        if later is not None:
+            wrong.append(f"repaired, it is non-finite at step {later} ({still[:4]})")
     if truth["phase"] in ("data", "state") or truth["op"] in ("aten.empty", "state") or truth.get("untraceable"):
         return wrong, seen
-    origins = run(fresh(), trace_step=step)[4].origins
+    origins = run(fresh(path), trace_step=step)[4].origins
     phase = {"grad_clip": "optimizer"}.get(truth["phase"], truth["phase"])
     module = "loss" if truth.get("where") == "loss_fn" or truth["module"] in ("", None) else truth["module"]
     ops, modules = {truth["op"], *truth.get("also_op", ())}, {module, *truth.get("also_module", ())}
@@ -181,9 +201,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("-v", action="store_true")
+    parser.add_argument("--save", action="store_true", help="write zoo/results/verify.json")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    failed = total = 0
+    found = {}
     for path in find(*args.names):
         try:
             wrong, seen = check(path, args.v)
@@ -191,11 +212,14 @@ def main():
             wrong, seen = [f"{type(error).__name__}: {error}"], ""
             if args.v:
                 traceback.print_exc()
-        total += 1
-        failed += bool(wrong)
-        print(f"{'WRONG' if wrong else 'ok':5s} {path.stem:48s} {'; '.join(wrong) or seen}", flush=True)
-    print(f"{total - failed} of {total} hold")
-    return 1 if failed or not total else 0
+        found[path.stem] = "; ".join(wrong)
+        print(f"{'WRONG' if wrong else 'ok':5s} {path.stem:48s} {found[path.stem] or seen}", flush=True)
+    failed = sum(map(bool, found.values()))
+    print(f"{len(found) - failed} of {len(found)} hold")
+    if args.save:
+        command = " ".join(["python -m zoo.verify --save", *args.names])
+        save_parts(RESULTS / "verify.json", {"programs": found}, command, packages=())
+    return 1 if failed or not found else 0
 
 
 if __name__ == "__main__":

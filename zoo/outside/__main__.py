@@ -1,7 +1,7 @@
 """Runs tools on a set of programs that others wrote: python -m zoo.outside SET --clone FOLDER
 
-Fetch the set yourself (`git clone https://REPOSITORY FOLDER`). The figures go to `zoo/results/outside_SET.json` with
-the commit of the clone, and from there into docs/benchmarks.md with `python -m zoo.tables`.
+Fetch the set yourself (`git clone https://REPOSITORY FOLDER`). The figures go to `zoo/results/outside.json` with the
+commit of the clone, and from there into docs/benchmarks.md with `python -m zoo.tables`.
 
     grist           github.com/Jacob-yen/GRIST: 22 programs that look for an input on which their loss is not finite
     soft_assertion  github.com/AnwarXahid/soft-assertion-fuzzer: losses and layers of public projects
@@ -35,7 +35,7 @@ def main() -> int:
         found = SETS[arguments.set].measure(arguments.clone.resolve(), Path(folder), arguments.only)
     print(table(found["heads"], found["rows"]))
     if not arguments.only:
-        save(arguments.set, arguments.clone, found, f"python -m zoo.outside {arguments.set} --clone FOLDER")
+        save(arguments.set, arguments.clone, found)
     return 0
 
 

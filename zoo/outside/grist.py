@@ -5,6 +5,8 @@ Each program looks for an input on which its own loss is not finite. GRIST's sea
 bad loss, as the original does; for anomaly mode the program goes on to its backward pass. In six programs the search
 does not come to a bad input in a short time: their input is multiplied by 10,000 in the first round (planted). The line
 that is right was read from each program by a person.
+
+Some programs import cloudpickle, networkx, pandas, rdflib, scikit-learn, six or tabulate; install them first.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.outside.scripts import Said, run
+from zoo.outside.scripts import Said, judged, run
 
 NAME = "GRIST"
 REPOSITORY = "github.com/Jacob-yen/GRIST"
@@ -45,31 +47,24 @@ PROGRAMS = {
 PLANTED = {4: "1e4", 5: "1e4", 12: "1e4", 22: "1e4", 51: "1e4", 62: "1e4"}
 
 
-def said_of(tool: str, number: int, clone: Path, folder: Path) -> Said:
-    """What a tool said of one program."""
+def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bool]:
+    """What a tool said of one program, and whether the line that it named is the right one."""
     script = clone / "scripts" / "study_case" / f"ID_{number}" / PROGRAMS[number][0]
     surroundings = {
         "PYTHONPATH": str(clone),
         "GRIST_EXITS": "0" if tool == "anomaly_mode" else "1",
         "GRIST_PLANT": PLANTED.get(number, "0"),
     }
-    return run(tool, script, [], folder / f"ID_{number}", surroundings, LIMIT)
+    said = run(tool, script, [], folder / f"ID_{number}", surroundings, LIMIT)
+    return said, said.line == PROGRAMS[number][1]
 
 
 def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
-    """Both tools on every program."""
-    tools = {"nantrap_run": "`nantrap run`", "anomaly_mode": "`torch.autograd.detect_anomaly`"}
-    rows, programs = [], {}
-    for tool, about in tools.items():
-        chosen = [number for number in PROGRAMS if not only or str(number) in only]
-        found = {number: said_of(tool, number, clone, folder) for number in chosen}
-        seen = sum(bool(said.alarm) for said in found.values())
-        right = sum(said.line == PROGRAMS[number][1] for number, said in found.items())
-        rows.append([about, f"{seen}/{len(found)}", f"{right}/{len(found)}"])
-        programs[tool] = {str(number): [said.alarm, said.line, said.words] for number, said in found.items()}
+    """The tools on every program."""
+    chosen = [number for number in PROGRAMS if not only or str(number) in only]
+    found = judged(chosen, lambda tool, number: said_of(tool, number, clone, folder))
     about = f"The PyTorch programs, unmodified; {len(PLANTED)} of them with a planted input (`zoo/outside/grist.py`)."
-    lacking = {n for said in programs.values() for n, (_, _, words) in said.items() if "ModuleNotFoundError" in words}
+    lacking = {n for said in found["programs"].values() for n, words in said.items() if "ModuleNotFound" in words[2]}
     if lacking:
         about += f" Not run, because a package was missing: {', '.join(sorted(lacking, key=int))}."
-    return {"set": NAME, "repository": REPOSITORY, "about": about, "heads": ["tool", "noticed", "right line"],
-            "rows": rows, "programs": programs}  # fmt: skip
+    return {"set": NAME, "repository": REPOSITORY, "about": about, **found}

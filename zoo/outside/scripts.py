@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.results import RESULTS, setting
+from zoo.results import OUTSIDE, save_parts
+from zoo.tools import find_tool
 
 SITE = Path(__file__).resolve().parent / "site"
-TOOLS = ("plain", "nantrap_run", "anomaly_mode")
+TOOLS = ("nantrap_run", "anomaly_mode")
+"""Those of `zoo.tools` that need no change of a script; `plain` is the script itself."""
 _ANOMALY = (
     "import runpy, sys, torch\n"
     "torch.autograd.set_detect_anomaly(True)\n"
@@ -76,15 +78,19 @@ def _said(tool: str, code: int | None, stderr: str, script: Path) -> Said:
     return Said(code, words=last[0] if last else "")
 
 
-def commit_of(clone: Path) -> str:
-    """The commit of a clone."""
+def judged(programs: Iterable[Any], said_of: Callable[[str, Any], tuple[Said, bool]]) -> dict[str, Any]:
+    """Each tool on programs of which the guilty line is known: what was said, and whether the line was right."""
+    numbers, rows, stored = list(programs), [], {}
+    for tool in TOOLS:
+        found = {str(number): said_of(tool, number) for number in numbers}
+        seen, right = sum(bool(said.alarm) for said, _ in found.values()), sum(right for _, right in found.values())
+        rows.append([find_tool(tool).about, f"{seen}/{len(found)}", f"{right}/{len(found)}"])
+        stored[tool] = {number: [said.alarm, said.line, said.words, right] for number, (said, right) in found.items()}
+    return {"heads": ["tool", "noticed", "right line"], "rows": rows, "programs": stored}
+
+
+def save(name: str, clone: Path, found: dict[str, Any]) -> None:
+    """Store what was found in a set, with the commit of its clone."""
     command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-
-
-def save(name: str, clone: Path, found: dict[str, Any], command: str) -> None:
-    """Write `zoo/results/outside_NAME.json`."""
-    RESULTS.mkdir(exist_ok=True)
-    written = {**found, "commit": commit_of(clone), **setting(["nantrap"], command)}
-    path = RESULTS / f"outside_{name}.json"
-    path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    commit = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    save_parts(OUTSIDE, {name: {**found, "commit": commit}}, f"python -m zoo.outside {name} --clone FOLDER")

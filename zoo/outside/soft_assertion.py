@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.outside.scripts import TOOLS, Said, run
+from zoo.outside.scripts import Said, judged, run
 
 NAME = "Soft Assertion"
 REPOSITORY = "github.com/AnwarXahid/soft-assertion-fuzzer"
@@ -118,17 +118,8 @@ def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bo
 
 def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
     """The tools on every subject."""
-    rows, programs = [], {}
     chosen = [number for number in SUBJECTS if not only or str(number) in only]
-    tools = {"nantrap_run": "`nantrap run`", "anomaly_mode": "`torch.autograd.detect_anomaly`"}
-    for tool in TOOLS:
-        found = {number: said_of(tool, number, clone, folder) for number in chosen}
-        programs[tool] = {str(n): [said.alarm, said.line, said.words, right] for n, (said, right) in found.items()}
-        if tool in tools:
-            seen = sum(bool(said.alarm) for said, _ in found.values())
-            right = sum(right for _, right in found.values())
-            rows.append([tools[tool], f"{seen}/{len(found)}", f"{right}/{len(found)}"])
     which = ", ".join(map(str, SUBJECTS))
     about = f"Subjects {which}, trained through with one planted batch (`zoo/outside/soft_assertion.py`)."
-    return {"set": NAME, "repository": REPOSITORY, "about": about, "heads": ["tool", "noticed", "right line"],
-            "rows": rows, "programs": programs}  # fmt: skip
+    found = judged(chosen, lambda tool, number: said_of(tool, number, clone, folder))
+    return {"set": NAME, "repository": REPOSITORY, "about": about, **found}

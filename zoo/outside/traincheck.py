@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.outside.scripts import TOOLS, Said, run
+from zoo.tools import find_tool
 
 NAME = "TrainCheck, healthy workloads"
 REPOSITORY = "github.com/OrderLab/TrainCheck-Evaluation-Workloads"
@@ -45,10 +46,10 @@ def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
     """The plain run and both tools on every workload."""
     rows = []
     for name in (name for name in WORKLOADS if not only or name in only):
-        found = {tool: said_of(tool, name, clone, folder) for tool in TOOLS}
+        found = {tool: said_of(tool, name, clone, folder) for tool in ("plain", *TOOLS)}
         rows.append([f"`{name}`", *(_in_words(said) for said in found.values())])
     about = "Short unmodified runs on one CPU. The other workloads of the set need more packages, GPUs or data."
-    heads = ["workload", "plain", "`nantrap run`", "`torch.autograd.detect_anomaly`"]
+    heads = ["workload", "plain", *(find_tool(tool).about for tool in TOOLS)]
     return {"set": NAME, "repository": REPOSITORY, "about": about, "heads": heads, "rows": rows}
 
 

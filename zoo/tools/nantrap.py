@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.loading import loss_function
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from zoo.loading import Case, loss_function
 from zoo.running import Alarm, NamedCause, Run
 
 if TYPE_CHECKING:
@@ -82,10 +84,10 @@ import contextlib
 
 import torch
 
-from zoo.tools.nantrap import HANDED
+from zoo.tools.nantrap import HANDED, built
 
 run = HANDED[-1]
-case = run.build()
+case = built(run)
 model, optimizer, dtype = case["model"], case["optimizer"], case["autocast_dtype"]
 for batch in run.batches():
     optimizer.zero_grad()
@@ -98,6 +100,18 @@ for batch in run.batches():
 """
 HANDED: list[Run] = []
 """The run that the script trains."""
+MADE: list[object] = []
+"""One entry for each update that building the program made: the script's own step count begins with them."""
+
+
+def built(run: Run) -> Case:
+    """The program of a run; a few train before the first of their batches."""
+    MADE.clear()
+    counting = register_optimizer_step_post_hook(lambda *_: MADE.append(None))
+    try:
+        return run.build()
+    finally:
+        counting.remove()
 
 
 class Script:
@@ -124,7 +138,7 @@ class Script:
             for path in sorted(Path(folder, "run").rglob("incident.json")):
                 incident = decode_incident(json.loads(path.read_text(encoding="utf-8")))
                 if incident.during == "training":
-                    run.alarm(dataclasses.replace(alarm_of(incident), step=incident.step))
+                    run.alarm(dataclasses.replace(alarm_of(incident), step=incident.step - len(MADE)))
 
 
 TOOLS = (Guarded("attempt"), Guarded("two lines"), Script())

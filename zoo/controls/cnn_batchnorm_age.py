@@ -1,0 +1,47 @@
+"""Age estimation from small face crops: CNN with BatchNorm, SGD with momentum.
+
+Healthy twin of cnn_batchnorm_age_momentum_sgd_lr_one.py."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def conv_bn(c_in, c_out):
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, stride=2, padding=1, bias=False),
+                         nn.BatchNorm2d(c_out), nn.ReLU(inplace=True))
+
+
+class AgeNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = conv_bn(1, 8)
+        self.stage1 = conv_bn(8, 16)
+        self.stage2 = conv_bn(16, 32)
+        self.fc = nn.Linear(32, 1)
+
+    def forward(self, img):
+        h = self.stage2(self.stage1(self.stem(img)))
+        h = F.adaptive_avg_pool2d(h, 1).flatten(1)
+        return self.fc(h).squeeze(1)
+
+
+def crops(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    age = torch.rand(n, generator=g)
+    img = torch.randn(n, 1, 16, 16, generator=g) * (0.5 + age.view(-1, 1, 1, 1))
+    return img, age * 8.0
+
+
+def build():
+    torch.manual_seed(11)
+    model = AgeNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, nesterov=True)
+    batches = [crops(16, s) for s in range(10)]
+
+    def loss_fn(model, batch):
+        img, age = batch
+        return F.mse_loss(model(img), age)
+
+    return dict(model=model, optimizer=optimizer, batches=batches, loss_fn=loss_fn, steps=60, autocast_dtype=None,
+                truth=dict(cause="benign", first_bad_step=None))
