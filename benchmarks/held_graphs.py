@@ -275,7 +275,8 @@ def teacher(weather: Weather, steps: int) -> Ended:
     return [student, projection, follower], [of_student, of_projection]
 
 
-LOOPS: dict[str, Callable[[Weather, int], Ended]] = {
+Loop = Callable[[Weather, int], Ended]
+LOOPS: dict[str, Loop] = {
     each.__name__: each for each in (gan, gradient_penalty, rollout, truncated, two_optimizers, closures, meta, teacher)
 }
 
@@ -289,14 +290,14 @@ def state_of(ended: Ended) -> list[Tensor]:
     return [tensor.detach() for tensor in held]
 
 
-def run(name: str, seed: int, days: dict[int, str], steps: int) -> tuple[Ended | None, str, int]:
+def run(loop: Loop, seed: int, days: dict[int, str], steps: int) -> tuple[Ended | None, str, int]:
     """One run of a loop: how it ended, the exception that ended it in words, and how many faults happened."""
     torch.manual_seed(seed)
     weather = Weather(dict(days))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return LOOPS[name](weather, steps), "", weather.done
+            return loop(weather, steps), "", weather.done
     except Exception as error:
         return None, "".join(traceback.format_exception(error)[-3:]), weather.done
 
@@ -312,20 +313,20 @@ def storm(name: str, seed: int, folder: Path, *, steps: int, diagnose: bool) -> 
     days = {step: chance.choice(KINDS) for step in range(1, steps) if chance.random() < 0.4}
     settings = RunSettings(run_dir=str(folder / f"{name}-{seed}"), quiet=True, diagnose="full" if diagnose else "off")
     wrong = []
-    calm, _, _ = run(name, seed, {}, steps)
+    calm, _, _ = run(LOOPS[name], seed, {}, steps)
     with attached(settings):
-        guarded, error, _ = run(name, seed, {}, steps)
+        guarded, error, _ = run(LOOPS[name], seed, {}, steps)
     if guarded is None or calm is None or differs(calm, guarded):
         wrong.append(f"{name}, seed {seed}: a healthy run differs: {error}")
-    _, raised, _ = run(name, seed, days, steps)
+    _, raised, _ = run(LOOPS[name], seed, days, steps)
     with attached(settings) as attachment:
-        ended, error, faults = run(name, seed, days, steps)
+        ended, error, faults = run(LOOPS[name], seed, days, steps)
         stopped = [loop.stopped for loop in attachment.registry if loop.stopped is not None]
     if stopped:
         return faults, wrong  # the ladder ended: too many in a row, which is what was asked for
     if diagnose and ended is not None:
         with attached(replace(settings, diagnose="off")):
-            contained, _, _ = run(name, seed, days, steps)
+            contained, _, _ = run(LOOPS[name], seed, days, steps)
         if contained is None or differs(ended, contained):
             wrong.append(f"{name}, seed {seed}: the diagnosis changes the run")
     if error and not raised:

@@ -84,8 +84,10 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
         own = copy.deepcopy(model)
         return own, torch.optim.AdamW(own.parameters(), lr=1e-4)
 
-    def plain() -> Step:
+    def plain(check: Any = None) -> Step:
         own, optimizer = fresh()
+        for module in own.modules() if check is not None else ():
+            module.register_forward_hook(check)
 
         def step() -> None:
             loss_of(own, batch).backward()
@@ -125,24 +127,10 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
 
         return step
 
-    def isfinite_hooks() -> Step:
-        own, optimizer = fresh()
-
-        def check(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = output[0] if isinstance(output, tuple) else output
-            if not bool(torch.isfinite(tensor).all()):
-                raise FloatingPointError(type(module).__name__)
-
-        for module in own.modules():
-            module.register_forward_hook(check)
-
-        def step() -> None:
-            loss_of(own, batch).backward()
-            torch.nn.utils.clip_grad_norm_(own.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+    def check(module: nn.Module, args: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        if not bool(torch.isfinite(tensor).all()):
+            raise FloatingPointError(type(module).__name__)
 
     return {
         "A/A (plain)": plain(),
@@ -151,7 +139,7 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
         "guard, every step sampled": two_line(policy=nantrap.Policy(sampling=nantrap.Sampling(magnitudes_every=1))),
         "guard, undo always": two_line(policy=nantrap.Policy(rollback=nantrap.Rollback(undo="always"))),
         "anomaly mode": anomaly(),
-        "isfinite hooks": isfinite_hooks(),
+        "isfinite hooks": plain(check),
         "plain": plain(),
     }
 

@@ -27,9 +27,6 @@ import random
 import sys
 import tempfile
 import time
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from held_graphs import KINDS, Ended, Net, Weather, state_of
+from held_graphs import KINDS, Ended, Loop, Net, Weather, run, state_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -137,22 +134,9 @@ def sharded_accumulation(weather: Weather, steps: int) -> Ended:
     return [model], [optimizer]
 
 
-LOOPS: dict[str, Callable[[Weather, int], Ended]] = {
+LOOPS: dict[str, Loop] = {
     each.__name__: each for each in (classifier, sharded, accumulation, sharded_accumulation, adversaries)
 }
-
-
-def run(name: str, seed: int, days: dict[int, str], steps: int) -> tuple[Ended | None, str, int]:
-    """One run of a loop on this rank: how it ended, the exception that ended it, and how many faults happened here."""
-    torch.manual_seed(seed)
-    weather = Weather(dict(days))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.manual_seed(seed)
-            return LOOPS[name](weather, steps), "", weather.done
-    except Exception as error:
-        return None, "".join(traceback.format_exception(error)[-3:]), weather.done
 
 
 def local_state(ended: Ended) -> list[torch.Tensor]:
@@ -169,14 +153,14 @@ def storm(name: str, seed: int, folder: Path, *, steps: int, diagnose: bool) -> 
     days = {step: kind for step, (kind, where) in drawn.items() if where in (dist.get_rank(), _RANKS)}
     settings = RunSettings(run_dir=str(folder / f"{name}-{seed}"), quiet=True, diagnose="full" if diagnose else "off")
     wrong = []
-    calm, _, _ = run(name, seed, {}, steps)
+    calm, _, _ = run(LOOPS[name], seed, {}, steps)
     with attached(settings):
-        guarded, error, _ = run(name, seed, {}, steps)
+        guarded, error, _ = run(LOOPS[name], seed, {}, steps)
     if guarded is None or calm is None or not all(map(torch.equal, local_state(calm), local_state(guarded))):
         wrong.append(f"{name}, seed {seed}: a healthy run differs: {error}")
-    _, raised, _ = run(name, seed, days, steps)
+    _, raised, _ = run(LOOPS[name], seed, days, steps)
     with attached(settings) as attachment:
-        ended, error, faults = run(name, seed, days, steps)
+        ended, error, faults = run(LOOPS[name], seed, days, steps)
         stopped = any(loop.stopped is not None for loop in attachment.registry)
     if stopped:
         return faults, wrong  # the ladder ended: too many in a row, which is what was asked for
