@@ -56,6 +56,14 @@ def first(incident: Incident) -> Cause:
             "the logarithm of zero gave -Inf in the model's own code",
         ),
         (
+            "(h * (x > 0).long().log()).sum()", "0.5, 0.0, 0.7, 0.4", "log_of_zero",
+            "the logarithm of zero gave -Inf in the model's own code",
+        ),
+        (
+            "(h * (4 / (x > 0).long())).sum()", "0.5, 0.0, 0.7, 0.4", "division_by_zero",
+            "a division by exactly zero in the model's own code",
+        ),
+        (
             "h.atanh().sum()", "0.5, 1.0, 0.7, 0.4", "log_of_zero",
             "the logarithm of zero gave +Inf in the model's own code",
         ),

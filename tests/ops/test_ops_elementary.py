@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import mpmath
 import pytest
@@ -152,6 +153,20 @@ def test_xlogx(values: list[float], dtype: torch.dtype, ulps) -> None:
         x,
         scale=1.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("function", "like"),
+    [(ops.safe_log, torch.log), (ops.safe_sqrt, torch.sqrt), (partial(ops.safe_pow, exponent=-0.5), torch.rsqrt),
+     (partial(ops.safe_divide, 1.0), torch.reciprocal), (lambda x: ops.safe_divide(x, x), torch.ones_like)],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_counts_are_taken_as_torch_takes_them(
+    function: Callable[[Tensor], Tensor], like: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    counts = torch.tensor([1, 3]).to(dtype)
+    torch.testing.assert_close(function(counts), like(counts).float())
+    assert function(torch.zeros(1, dtype=dtype)).isfinite().all()
 
 
 def test_safe_divide_by_a_count() -> None:

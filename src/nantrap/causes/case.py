@@ -98,12 +98,15 @@ class Case:
 
     @functools.cached_property
     def inputs(self) -> list[Tensor]:
-        """The floating-point input tensors of the guilty operation, dense and with arithmetic."""
+        """The floating-point input tensors of the guilty operation, dense and with arithmetic.
+
+        Of an operation on counts alone (`1 / counts`, `log(counts)`) they are the counts.
+        """
         from nantrap.finite import as_dense
 
         given = [] if self.capture is None else self.capture.inputs()
         dense = [as_dense(tensor) for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
-        return [tensor for tensor in dense if tensor is not None]
+        return [tensor for tensor in dense if tensor is not None] if dense else [tensor.double() for tensor in given]
 
     @functools.cached_property
     def output(self) -> Tensor | None:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nantrap.ops.precision import representable_floor, smallest_normal, widen
+from nantrap.ops.precision import floating, representable_floor, smallest_normal, widen
 
 
 def safe_log(x: Tensor, *, floor: float | None = None) -> Tensor:
@@ -29,7 +29,7 @@ def safe_log(x: Tensor, *, floor: float | None = None) -> Tensor:
     lost in half precision, where 1e-8 is 0. Zero, negative and -Inf inputs give log(floor); log(Inf) is Inf.
 
     Args:
-        x: Any shape, floating point.
+        x: Any shape. Counts are taken as floating-point numbers, as torch.log takes them.
         floor: A higher floor. A lower one than the dtype can hold is raised to it.
 
     Example:
@@ -39,6 +39,7 @@ def safe_log(x: Tensor, *, floor: float | None = None) -> Tensor:
         >>> torch.autograd.grad(safe_log(x).sum(), x)
         (tensor([0., 1.]),)
     """
+    x = floating(x)
     log: Tensor = _Log.apply(x, representable_floor(floor, x.dtype))  # type: ignore[no-untyped-call]
     return log
 
@@ -72,7 +73,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
         >>> torch.autograd.grad(safe_sqrt(x).sum(), x)
         (tensor([0.0000, 0.2500]),)
     """
-    root: Tensor = _Sqrt.apply(x)  # type: ignore[no-untyped-call]
+    root: Tensor = _Sqrt.apply(floating(x))  # type: ignore[no-untyped-call]
     return root
 
 
@@ -104,6 +105,7 @@ def safe_pow(x: Tensor, exponent: float | Tensor) -> Tensor:
         >>> torch.autograd.grad(safe_pow(x, 0.75).sum(), x)
         (tensor([0.0000, 0.3750]),)
     """
+    x = floating(x)
     tiny = smallest_normal(x.dtype)
     if isinstance(exponent, Tensor):
         return _learned_pow(widen(x), widen(exponent), tiny).to(x.dtype)
@@ -154,9 +156,12 @@ def safe_divide(numerator: float | Tensor, denominator: Tensor, *, floor: float 
         >>> torch.autograd.grad(safe_divide(1.0, b).sum(), b)
         (tensor([-0.0000, -0.2500]),)
     """
-    if not (denominator.is_floating_point() or denominator.is_complex()):  # a count
-        denominator = denominator.to(numerator.dtype if isinstance(numerator, Tensor) else torch.get_default_dtype())
-    if not isinstance(numerator, Tensor):
+    if isinstance(numerator, Tensor):
+        numerator = floating(numerator)
+        if not denominator.is_floating_point() and not denominator.is_complex():  # a count
+            denominator = denominator.to(numerator.dtype)
+    else:
+        denominator = floating(denominator)
         numerator = denominator.new_full((), numerator)
     floor = representable_floor(floor, denominator.dtype)
     quotient: Tensor = _Divide.apply(numerator, denominator, floor)  # type: ignore[no-untyped-call]

@@ -23,6 +23,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
+def floating(x: Tensor) -> Tensor:
+    """A count as a floating-point number, which torch's own functions make of it too; any other tensor itself."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
 def smallest_normal(dtype: torch.dtype) -> float:
     """The smallest positive number with full precision: 1.2e-38 in float32, 6.1e-5 in float16."""
     return torch.finfo(dtype).tiny
