@@ -223,7 +223,7 @@ def safe_acos(x: Tensor) -> Tensor:
         >>> torch.autograd.grad(safe_acos(x).sum(), x)
         (tensor([-0., -1., -0.]),)
     """
-    angle: Tensor = _Acos.apply(x)  # type: ignore[no-untyped-call]
+    angle: Tensor = _Arc.apply(x, -1)  # type: ignore[no-untyped-call]
     return angle
 
 
@@ -235,7 +235,7 @@ def safe_asin(x: Tensor) -> Tensor:
         >>> torch.autograd.grad(safe_asin(x).sum(), x)
         (tensor([0., 1., 0.]),)
     """
-    angle: Tensor = _Asin.apply(x)  # type: ignore[no-untyped-call]
+    angle: Tensor = _Arc.apply(x, 1)  # type: ignore[no-untyped-call]
     return angle
 
 
@@ -244,25 +244,17 @@ def _slope(x: Tensor) -> Tensor:
     return F.threshold((1 - x) * (1 + x), 0.0, math.inf).rsqrt()
 
 
-class _Acos(torch.autograd.Function):
+class _Arc(torch.autograd.Function):
+    """asin, or with the sign -1 acos: their slopes differ in the sign alone."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, sign: int) -> Tensor:
         ctx.save_for_backward(x)
-        return x.clamp(-1, 1).acos_()
+        ctx.sign = sign
+        within = x.clamp(-1, 1)
+        return within.asin_() if sign > 0 else within.acos_()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return grad * -_slope(x)
-
-
-class _Asin(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(-1, 1).asin_()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grad * _slope(x)
+        return grad * (ctx.sign * _slope(x)), None
