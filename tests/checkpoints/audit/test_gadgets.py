@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from checkpoints.audit.gadgets import GADGETS, LIBRARY
+from checkpoints.audit.source_gadgets import (
+    SOURCE_BASE,
+    SOURCE_DYNAMIC,
+    SOURCE_GADGETS,
+    SOURCE_HARMLESS,
+    SOURCE_LIBRARY,
+)
 from checkpoints.audit.state_gadgets import STATE_GADGETS, STATE_LIBRARY
 from checkpoints.audit.test_differential import left_by
 from nantrap.checkpoints.audit import audit
 from nantrap.cli import main
 
-ALL = GADGETS | STATE_GADGETS
+ALL = GADGETS | STATE_GADGETS | SOURCE_GADGETS
 RUNS = "import os\nclass Runs:\n    def __setstate__(self, state):\n        os.mkdir(state['path'])\n"
 
 
@@ -24,6 +31,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "library"
     (folder / "attackpkg").mkdir(parents=True)
     (folder / "attacklib.py").write_text(LIBRARY + STATE_LIBRARY)
+    for name, text in (("sourcelib", SOURCE_LIBRARY), ("sourcebase", SOURCE_BASE), ("sourcedynamic", SOURCE_DYNAMIC)):
+        (folder / f"{name}.py").write_text(text)
     (folder / "attackbase.py").write_text(RUNS)
     (folder / "attackstar.py").write_text("from attackbase import *\n")
     (folder / "attackpkg" / "__init__.py").write_text("import os\ndef setter(self, s): os.mkdir(s['path'])\n")
@@ -62,3 +71,15 @@ def test_nothing_that_has_an_effect_is_called_ok(
         if left[name]:
             assert main(["audit", str(files / name)]) == 1
     assert "ok " not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("library")
+def test_every_class_that_acts_is_told_by_a_rule_of_its_own(tmp_path: Path) -> None:
+    """The harmless classes of the same module are not taken for them."""
+    file = tmp_path / "a.pt"
+    found = {}
+    for label, raw in {**SOURCE_GADGETS, **SOURCE_HARMLESS}.items():
+        file.write_bytes(raw)
+        found[label] = audit(file).checkpoints[0].verdict
+    assert [label for label in SOURCE_GADGETS if found[label] == "ok"] == []
+    assert {label: found[label] for label in SOURCE_HARMLESS} == dict.fromkeys(SOURCE_HARMLESS, "ok")
