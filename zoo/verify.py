@@ -3,10 +3,11 @@
 A name is a family, a collection or a program; by default every program that may be read.
 
 Every program runs in the plain loop (autocast(loss_fn), backward, optimizer.step). Checked are: the first step at which
-the loss, a gradient, the gradient norm, a parameter, optimizer state or a buffer is non-finite; whether the loss was
-finite at that step; the poisoned state; and, in a second run whose bad step is traced operation by operation, that the
-named operation of the named module makes non-finite values from finite ones in the named phase. Where the truth states
-a `repair`, the program is changed by it and must stay finite. Controls must stay finite to the end.
+the loss, a gradient, the gradient norm (where the program may clip by it), a parameter, optimizer state or a buffer is
+non-finite; whether the loss was finite at that step; the poisoned state; and, in a second run whose bad step is traced
+operation by operation, that the named operation of the named module makes non-finite values from finite ones in the
+named phase. Where the truth states a `repair`, the program is changed by it and must stay finite. Controls must stay
+finite to the end.
 A line for each program; exit 1 if any truth does not hold.
 """
 
@@ -99,6 +100,7 @@ def run(case, trace_step=None):
     born_bad = {n: ~torch.isfinite(t) for n, t in state_of(case).items() if has_bad(t)}
     truth = case["truth"]
     declared = truth.get("phase") == "state" or truth.get("op") == "aten.empty"  # bad state is the fault itself
+    takes_norm = truth.get("phase") == "grad_clip" or bool(optimizer._optimizer_step_pre_hooks)  # perhaps to clip by it
     batches, tracer = case["batches"], None
     stream = itertools.cycle(batches) if isinstance(batches, list) else iter(batches)
     for step, batch in zip(range(case["steps"]), stream, strict=False):
@@ -119,7 +121,7 @@ def run(case, trace_step=None):
             optimizer.step()
         bad = [] if torch.isfinite(loss) else ["loss"]
         bad_grads = [f"grad {n}" for n, g in grads.items() if has_bad(g)]
-        bad += bad_grads or ([] if torch.isfinite(norm) else ["norm"])
+        bad += bad_grads or (["norm"] if takes_norm and not torch.isfinite(norm) else [])
         for n, t in state_of(case).items():
             new = ~torch.isfinite(t)
             if n in born_bad and not declared and new.shape == born_bad[n].shape:

@@ -48,6 +48,6 @@ def build():
 
     return dict(model=model, optimizer=optimizer, batches=list(frames()), loss_fn=loss_fn, steps=16,
                 autocast_dtype=None,
-                truth=dict(cause="singular_gradient_at_zero", also=("zero_times_inf",), first_bad_step=0, phase="forward",
+                truth=dict(cause="singular_gradient_at_zero", also=("zero_times_inf", "where_unselected_branch"), first_bad_step=0, phase="forward",
                            module="loss", op="aten.sqrt", also_op=("aten.div",), also_phase=("backward",), line="dist = diff.pow(2)",
                            repair=("diff.pow(2).sum(-1).sqrt()", "(diff.pow(2).sum(-1) + 1e-9).sqrt()")))

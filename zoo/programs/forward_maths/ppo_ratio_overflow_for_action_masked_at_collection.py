@@ -59,6 +59,6 @@ def build():
 
     return dict(model=policy, optimizer=optimizer, batches=batches, loss_fn=loss_fn, steps=14,
                 autocast_dtype=None,
-                truth=dict(cause="exp_overflow", also=("bad_input_data",), first_bad_step=6, phase="forward", module="loss",
+                truth=dict(cause="exp_overflow", also=("bad_input_data", "input_out_of_scale"), first_bad_step=6, phase="forward", module="loss",
                            op="aten.exp", line="ratio = torch.exp(log_ratio)", sample=10,
                            repair=("torch.exp(log_ratio)", "torch.exp(log_ratio.clamp(-20, 20))")))

@@ -55,6 +55,6 @@ def build():
         return nn.functional.mse_loss(model(x), y)
 
     return dict(model=model, optimizer=optimizer, batches=batches, loss_fn=loss_fn, steps=48, autocast_dtype=None,
-                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=35, phase="grad_clip", module="optimizer",
-                           op="aten.linalg_vector_norm", also_op=("aten._foreach_norm",), grads_finite=True,
+                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=36, phase="forward", module="new_head.1",
+                           op="aten.addmm", line="return self.new_head(self.backbone(x)).squeeze(-1)",
                            repair=("BACKBONE_LR * 1e3", "BACKBONE_LR * 10")))

@@ -47,6 +47,6 @@ def build():
         return criterion(net(x), y)
 
     return dict(model=net, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=60, autocast_dtype=None,
-                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=28, phase="grad_clip", module="optimizer",
-                           op="aten.linalg_vector_norm", also_op=("aten._foreach_norm",), grads_finite=True,
+                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=30, phase="forward", module="loss",
+                           op="aten.mse_loss", line="return criterion(net(x), y)",
                            repair=("SGD(net.parameters(), lr=0.03)", "SGD(net.parameters(), lr=2e-4)")))

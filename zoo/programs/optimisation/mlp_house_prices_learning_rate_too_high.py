@@ -44,6 +44,6 @@ def build():
 
     return dict(model=model, optimizer=optimizer, batches=batches, loss_fn=loss_fn, steps=EPOCHS * len(batches),
                 autocast_dtype=None,
-                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=17, phase="grad_clip", module="optimizer",
-                           op="aten.linalg_vector_norm", also_op=("aten._foreach_norm",), grads_finite=True,
+                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=18, phase="forward", module="body.2",
+                           op="aten.addmm", line="return self.price(self.body(x)).squeeze(-1)",
                            repair=("LEARNING_RATE = 0.5", "LEARNING_RATE = 0.01")))

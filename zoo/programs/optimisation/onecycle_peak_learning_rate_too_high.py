@@ -53,6 +53,6 @@ def build():
 
     return dict(model=model, optimizer=optimizer, batches=scheduled(cars(), scheduler), loss_fn=loss_fn, steps=STEPS,
                 autocast_dtype=None,
-                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=42, phase="grad_clip", module="optimizer",
-                           op="aten.linalg_vector_norm", also_op=("aten._foreach_norm",), grads_finite=True,
+                truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=43, phase="forward", module="loss",
+                           op="aten.mse_loss", line="return criterion(model(x), y)",
                            repair=("max_lr=0.15", "max_lr=0.02")))
