@@ -48,5 +48,6 @@ def build():
 
     return dict(model=model, optimizer=optimizer, batches=batches, loss_fn=loss_fn, steps=60, autocast_dtype=None,
                 truth=dict(cause="lr_too_high", also=("exploding_gradient",), first_bad_step=3, phase="backward", module="stage2.1",
-                           op="aten.native_batch_norm_backward", line="h = self.stage2(self.stage1(self.stem(img)))",
+                           op="aten.native_batch_norm_backward",
+                           also_phase=("forward",), also_module=("stage1.1",), also_op=("aten.native_batch_norm",), line="h = self.stage2(self.stage1(self.stem(img)))",
                            repair=("lr=1.0, momentum=0.9", "lr=0.005, momentum=0.9")))
