@@ -45,6 +45,7 @@ from nantrap.doctor.source.module import Function, Module
 _ASIDE: Final = re.compile(r"^_?(sample|generate|infer|eval|valid|test)|metric")
 """Names of functions that do not train."""
 _PREDICTION: Final = re.compile(r"pred|(^|_)(out|outputs?|logits?|hat|recon\w*)$|^(y|x)_?hat")
+_MENDED: Final = "what it is computed from was made finite before"
 _NO_LIMIT: Final = 1e3
 """A prediction that is clamped here is not meant to be limited: the clamp should stop it from growing."""
 
@@ -78,7 +79,8 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
         if is_loss(operand) or gradient or computes_loss(operand) or into_loss or prediction:
             words = f"nan_to_num({shown(operand)}) hides the NaN; the gradient stays NaN or becomes zero"
-            yield Sighting(call.lineno, shown(operand, 80), words, "medium" if prediction else "high")
+            doubt = _MENDED if _was_mended(place.function, operand, call.lineno, repository) else ""
+            yield Sighting(call.lineno, shown(operand, 80), words, "medium" if prediction else "high", doubt=doubt)
 
 
 @source_check("zero_gradients_then_step", "high", "skip the step: optimizer.zero_grad(set_to_none=True) and continue")
@@ -98,8 +100,9 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
 @source_check("zero_loss_and_continue", "high", "skip the step and count it")
 def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A loss that is not finite is replaced by zero, and training continues."""
-    for line, name in _zeroed_losses(module):
-        yield Sighting(line, name, f"{name} becomes zero when it is not finite, and training continues")
+    for line, name, function in _zeroed_losses(module):
+        doubt = _MENDED if _was_mended(function, function.latest(name, line), line, repository) else ""
+        yield Sighting(line, name, f"{name} becomes zero when it is not finite, and training continues", doubt=doubt)
 
 
 @source_check("loss_clamped", "medium", "clip the gradients instead")
@@ -142,6 +145,45 @@ def _terms(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.BinOp):
         yield from _terms(node.left)
         yield from _terms(node.right)
+    elif isinstance(node, ast.UnaryOp):
+        yield from _terms(node.operand)
+
+
+def _was_mended(function: Function, node: ast.AST | None, line: int, repository: Repository, depth: int = 0) -> bool:
+    """Whether something that a value is computed from was made finite before.
+
+    By nan_to_num, by leaving out the rest, or by a function of the project that returns early where it is not finite.
+
+    What is left out is chosen by an index whose names were given by `isfinite`: `penalty[valid].mean()`.
+    """
+    for each in ast.walk(node) if node is not None else ():
+        if isinstance(each, ast.Call):
+            made = function.given(each.func, line)
+            called = {name_of(each.func), name_of(made.func) if isinstance(made, ast.Call) else ""}
+            if called & {"nan_to_num", "nan_to_num_"} or _returns_finite(called - {""}, repository):
+                return True
+        chosen_by = used_in(each.slice) if isinstance(each, ast.Subscript) else ()
+        if any(
+            at < line and tests_finite(value) for name in chosen_by for at, value in function.assigned.get(name, ())
+        ):
+            return True
+        name = dotted(each)
+        given = [(at, value) for at, value in function.assigned.get(name, ()) if at < line] if name else []
+        if depth < 4 and any(_was_mended(function, value, at, repository, depth + 1) for at, value in given[-3:]):
+            return True
+    return False
+
+
+def _returns_finite(called: set[str], repository: Repository) -> bool:
+    """Whether a function of the project, or the forward pass of a class, returns early where a value is not finite."""
+    for module in repository.modules:
+        for condition, place in module.conditions:
+            function = place.function
+            owner = function.owner.name if function.owner is not None and function.name == "forward" else ""
+            returns = any(isinstance(each, ast.Return) for each in condition.body)
+            if returns and {function.name, owner} & called and tests_finite(condition.test):
+                return True
+    return False
 
 
 def _is_prediction(node: ast.expr) -> bool:
@@ -294,8 +336,8 @@ def _zeroes_non_finite(event: LoopEvent) -> bool:
     return False
 
 
-def _zeroed_losses(module: Module) -> Iterator[tuple[int, str]]:
-    """The line and the name of every loss that is replaced by zero where it is not finite."""
+def _zeroed_losses(module: Module) -> Iterator[tuple[int, str, Function]]:
+    """The line, the name and the function of every loss that is replaced by zero where it is not finite."""
     for condition, place in module.conditions:
         function = place.function
         if place.silent or _ASIDE.search(function.name.lower()) or not _asks_non_finite(condition.test, function):
@@ -304,12 +346,12 @@ def _zeroed_losses(module: Module) -> Iterator[tuple[int, str]]:
         for statement in body:
             for line, name in _zeroed_by(statement, function, condition.test):
                 if _is_trained_on(name, line, function, skips=leaves_block(body)):
-                    yield line, name
-    for call, _ in module.sites("where"):
+                    yield line, name, function
+    for call, place in module.sites("where"):
         if len(call.args) >= 3 and tests_finite(call.args[0]):
             names = [ast.unparse(side) for side in call.args[1:3] if is_loss(side)]
             if names and any(map(_is_zero, call.args[1:3])):
-                yield call.lineno, names[0]
+                yield call.lineno, names[0], place.function
     for function in module.functions:
         given = () if function.silent else function.assigned.items()
         for name, line, value in ((name, line, value) for name, values in given for line, value in values):
@@ -317,7 +359,7 @@ def _zeroed_losses(module: Module) -> Iterator[tuple[int, str]]:
                 continue
             zeroed = is_loss(ast.Name(name.rsplit(".", 1)[-1])) and any(map(_is_zero, (value.body, value.orelse)))
             if zeroed and _is_trained_on(name, line, function):
-                yield line, name
+                yield line, name, function
 
 
 def _zeroed_by(statement: ast.stmt, function: Function, test: ast.expr) -> Iterator[tuple[int, str]]:
