@@ -276,3 +276,10 @@ def test_stalled_and_finished(tmp_path: Path) -> None:
 def test_a_wrong_plan_is_named(document: object, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         parse_expectations(document)
+
+
+def test_less_than_all_is_never_called_100_percent(tmp_path: Path) -> None:
+    lines = [{"step": s, "loss": 2.0 - s / 9000, "action": "skip" if s == 700 else "apply"} for s in range(5000)]
+    (tmp_path / "journal-r0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (applied,) = [found for found in health.judge(record.open_run(tmp_path)).findings if found.check == "applied"]
+    assert applied.summary == "4,999 of 5,000 (99.98%) steps applied"

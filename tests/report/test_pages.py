@@ -275,6 +275,9 @@ def test_a_healthy_run_and_an_empty_one_and_a_foreign_log(tmp_path: Path) -> Non
     assert "✓ healthy" in text
     assert "5 steps, 5 applied (100 %)." in text
     assert "Nothing to do." in text
+    empty = Checked(run_page(view_run(record.open_run(write_run(tmp_path / "empty", []))))).text
+    assert "No step was recorded." in empty
+    assert "%" not in empty
     log = tmp_path / "train.jsonl"
     log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
     assert "2 steps in this log." in Checked(run_page(view_run(record.open_run(log)))).text

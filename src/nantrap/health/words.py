@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from nantrap.incident.wording import percent
+
 
 def number(value: float) -> str:
     """Four digits, as people write them: `2.341`, `1.23e-05`, `NaN`."""
@@ -15,5 +17,5 @@ def number(value: float) -> str:
 
 
 def share(part: int, total: int) -> str:
-    """`3 of 1,204 (0.25%)`."""
-    return f"{part:,} of {total:,} ({100 * part / total:.3g}%)" if total else "0 of 0"
+    """`3 of 1,204 (0.25%)`; less than all is never called 100%."""
+    return f"{part:,} of {total:,} ({percent(part, total).replace(' ', '')})" if total else "0 of 0"

@@ -272,6 +272,8 @@ def _title(attempted: int, applied: int, groups: Sequence[IncidentGroup], kind: 
     """The run in a sentence: how many steps, how many applied, how many causes, how many of them proven."""
     if kind != "nantrap":
         return f"{counted(attempted, 'step')} in this log."
+    if not attempted:
+        return "No step was recorded."
     parts = [counted(attempted, "step"), f"{applied:,} applied ({percent(applied, attempted)})"]
     if groups:
         causes = {group.code for group in groups}
@@ -327,6 +329,8 @@ def _not_applied(journals: Sequence[Series], tally: StepTally) -> tuple[str, str
     if tally.scaler_probes:
         probes = f"a GradScaler left {counted(tally.scaler_probes, 'step')} out while it searched its scale (normal)"
     number = tally.skipped
+    if not sum(len(series.refused) for series in journals):
+        return "No step was recorded.", ""
     if not number:
         return "No step was skipped." if probes else "Every step was applied.", probes
     padded = np.concatenate([[0], *((*series.refused.astype(np.int8), 0) for series in journals)])

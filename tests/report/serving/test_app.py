@@ -56,6 +56,16 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     assert "There is no run in this folder yet." in served(tmp_path).get("/").text
 
 
+def test_a_run_without_a_step_has_no_loss_and_none_is_called_nan(tmp_path: Path) -> None:
+    write_run(tmp_path / "empty", [], info={"model": "Net"})
+    client = served(tmp_path)
+    for address in ("/", f"/run/{ident(client, 'empty')}"):
+        page = client.get(address).text.partition("<script>")[0]
+        assert "no step yet" in page
+        assert "NaN<" not in page
+        assert "100 %" not in page
+
+
 def test_one_run_its_report_and_its_incidents(client: TestClient) -> None:
     address = f"/run/{ident(client)}"
     page = client.get(address)

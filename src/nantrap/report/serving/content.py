@@ -48,12 +48,15 @@ def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
     counts = index.counts(summary.ident)
     speed = f"{value(1000 / summary.judged.milliseconds, 3)} / s" if summary.judged.milliseconds > 0 else "unknown"
     total = f" of {summary.judged.total:,}" if summary.judged.total else ""
-    facts = [("step", "step", f"{summary.step:,}{total}"), ("loss", "loss", value(summary.loss, 4))]
+    facts = [
+        ("step", "step", f"{summary.step:,}{total}"),
+        ("loss", "loss", value(summary.loss, 4) if summary.recent else "none"),
+    ]
     for name, key, number, digits in (
         ("gradient norm", "norm", summary.grad_norm, 4), ("learning rate", "lr", summary.lr, 3),
     ):  # fmt: skip
         if summary.kind == "run" or math.isfinite(number):
-            facts.append((name, key, value(number, digits)))
+            facts.append((name, key, value(number, digits) if summary.recent else "none"))
     if summary.kind != "run":
         return [*facts, ("log", "kind", KINDS.get(summary.kind, summary.kind))]
     facts += [

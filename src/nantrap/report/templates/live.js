@@ -72,10 +72,10 @@
       const link = tag("a", "", run.name);
       link.href = `/run/${run.id}`;
       const loss = tag("span", "key");
-      loss.append(spark(run.spark), tag("b", run.loss === null ? "bad" : "", shown(run.loss)));
+      loss.append(spark(run.spark), ...(run.recent ? [tag("b", run.loss === null ? "bad" : "", shown(run.loss))] : []));
       const step = tag("span", "", whole(run.step));
       const guarded = run.kind === "run";
-      const applied = run.recent ? (100 * run.applied / run.recent) : 100;
+      const applied = 100 * run.applied / run.recent;
       const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : guarded ? run.without_incident : "not guarded");
       if (run.incident) incident.append(tag("code", "", run.code), ` ${plain(run.incident)}, step ${whole(run.incident_step)}`);
       const age = cell("td", "c-age", ago(run.modified));
@@ -85,7 +85,7 @@
         cell("td", "c-state", tag("span", `state ${run.tone}`, `${run.sign} ${run.state}`), " ", tag("span", "reason", run.reason)),
         cell("td", "c-prog nowrap", step, ...(run.total ? [" ", tag("span", "muted", `of ${whole(run.total)}`)] : [])),
         cell("td", "c-loss", loss),
-        cell("td", "c-app num", ...(guarded ? [`${applied === 100 ? "100" : applied.toFixed(1)} %`, tag("span", "muted phone", " applied")] : [])),
+        cell("td", "c-app num", ...(guarded && run.recent ? [`${applied === 100 ? "100" : applied.toFixed(1)} %`, tag("span", "muted phone", " applied")] : [])),
         cell("td", "c-inc", incident), age);
       return line;
     };
