@@ -201,7 +201,7 @@ EXTRAS = {
     "transformers": Use(program("import nantrap.transformers as us; print(us.Guard)"), "nantrap.transformers.Guard"),
     "remote": Use(("-m", "nantrap", "audit", "file://FOLDER/weights.safetensors"), "ok"),
     "data": Use(("-m", "nantrap", "data", "table"), "1 file read"),
-    "ray": Use(("-m", "nantrap", "data", "values.npy", "--engine", "ray"), "values.npy"),
+    "ray": Use(("-m", "nantrap", "data", "values.npy", "--engine", "ray"), "1 file read"),
     "plot": Use(("-m", "nantrap", "plot", "log.jsonl", "-o", "loss.png"), "loss.png"),
     "watch": Use(program("from nantrap.report.watching import WatchApp; print(WatchApp)"), "WatchApp", "textual"),
     "wandb": exporter("wandb"),

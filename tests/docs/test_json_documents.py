@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import nantrap
-from nantrap.cli import main
+from nantrap.cli import COMMANDS, main, make_parser
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 OPEN = {
@@ -91,3 +92,11 @@ def test_every_key_is_on_the_page(
     assert section
     named = set(re.findall(r"`(\w+)`", section)) | {"schema"}
     assert keys(document) - named <= {"tone", "sign", "word"}
+
+
+def test_every_command_that_reports_has_json_and_a_section_of_the_page() -> None:
+    (commands,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    with_json = [name for name, parser in commands.choices.items() if "--json" in parser._option_string_actions]
+    assert with_json == [name for name in COMMANDS if name not in ("serve", "completion")]
+    documents = {"summary" if name == "run" else name for name in with_json}
+    assert documents <= set(re.findall(r"^## `nantrap\.([a-z]+)/1`$", PAGE, re.MULTILINE))

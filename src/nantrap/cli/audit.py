@@ -135,7 +135,12 @@ class AuditCommand:
             report = audit(
                 arguments.paths,
                 verify=not arguments.fast,
-                read_all=_read_all(arguments),
+                # what is moved must have been read, so a quarantine reads everything
+                read_all=False
+                if arguments.last_good
+                else True
+                if arguments.all or arguments.quarantine is not None
+                else None,
                 workers=arguments.workers,
                 ranks=ranks,
                 engine=engine,
@@ -158,7 +163,11 @@ class AuditCommand:
                 on_left=lambda path, reason: left.append((path, reason)),
             )
         if speaks and arguments.json:
-            document = _as_json(report, moves, left)
+            document = report.to_dict()
+            if left:
+                document["not_moved"] = [{"path": path, "reason": reason} for path, reason in left]
+            if moves:
+                document["quarantined"] = [move.to_dict() for move in moves]
             if arguments.config:
                 document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
             if arguments.show:
@@ -178,17 +187,15 @@ class AuditCommand:
 
 
 def _passes(report: AuditReport, arguments: argparse.Namespace) -> bool:
-    """Whether all checkpoints may be loaded; with `--last-good`, whether the one that was found may be."""
+    """Whether all checkpoints may be loaded; with `--last-good`, whether the one that was found may be.
+
+    A class that is not on this machine counts only with `--strict`.
+    """
     asked = [each for each in report.checkpoints if not arguments.last_good or each.path == report.last_good]
     return bool(asked or not arguments.last_good) and all(
-        _may_be_loaded(each, strict=arguments.strict) for each in asked
+        each.healthy and not each.runs_unknown_code and not (arguments.strict and each.needs_other_code)
+        for each in asked
     )
-
-
-def _may_be_loaded(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
-    """Whether nothing was found; a class that is not on this machine counts only if `strict`."""
-    passes = checkpoint.healthy and not checkpoint.runs_unknown_code
-    return passes and not (strict and checkpoint.needs_other_code)
 
 
 @contextlib.contextmanager
@@ -250,22 +257,6 @@ def _count(text: str) -> int:
         shown = escaped(text, most=40)
         raise argparse.ArgumentTypeError(f"{shown} is not a number of threads; give 1 to {_MOST_WORKERS}")
     return int(text)
-
-
-def _read_all(arguments: argparse.Namespace) -> bool | None:
-    if arguments.last_good:
-        return False
-    # What is moved must have been read, so a quarantine reads everything.
-    return True if arguments.all or arguments.quarantine is not None else None
-
-
-def _as_json(report: AuditReport, moves: tuple[Move, ...], left: list[tuple[str, str]]) -> dict[str, Any]:
-    data = report.to_dict()
-    if left:
-        data["not_moved"] = [{"path": path, "reason": reason} for path, reason in left]
-    if moves:
-        data["quarantined"] = [move.to_dict() for move in moves]
-    return data
 
 
 def _say(printer: Printer, report: AuditReport, moves: tuple[Move, ...], shown: list[Shown]) -> None:
