@@ -35,7 +35,6 @@ PAGES = sorted(
 GENERATED = ("docs/causes/", "docs/checks/")
 
 SLOW = (
-    "trainer = lightning.Trainer(",
     "import lightning\n",
     "import nantrap.transformers\n",
     "import nantrap.accelerate\n",

@@ -82,7 +82,7 @@ def test_the_links_between_pages_lead_to_pages() -> None:
 
 def test_the_pages_of_both_distributions_are_gathered_with_their_links(tmp_path: Path) -> None:
     docs_script("site").gather_pages(tmp_path / "docs")
-    assert "](../systems/temi.md)" in (tmp_path / "docs" / "commands" / "preflight.md").read_text(encoding="utf-8")
+    assert "](../systems/temi.md)" in (tmp_path / "docs" / "commands" / "demo.md").read_text(encoding="utf-8")
     assert "](systems/temi.md)" in (tmp_path / "docs" / "before-training.md").read_text(encoding="utf-8")
     assert (tmp_path / "docs" / "systems" / "pictures" / "temi.svg").is_file()
 
