@@ -16,6 +16,8 @@ SHORTEST = 14
 """So many letters in common are a sentence's own."""
 IN_TESTS_OF_THEIR_OWN = {
     "or leave such values out of the step": "guard/diagnosis/test_armed.py",
+    "the program holds a non-finite value that was made without a graph": "locate/test_provenance.py",
+    ", and leave such values out": "locate/test_provenance.py",
     "a hook on a gradient": "causes/test_shown_remedies.py",
     "a GradScaler at most doubles it": "launch/test_state_causes.py",
     "let a line search choose it": "launch/test_state_causes.py",

@@ -78,6 +78,23 @@ print(ids.tolist(), best.item(), torch.rand(1).item())
 """
 
 
+TEMPERATURE = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+
+model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11)).eval()
+ids, temperature = torch.randint(0, 11, (3, 5)), 0.0 if "bad" in sys.argv else 0.7
+with torch.inference_mode():
+    for _ in range(4):
+        logits = model(ids)[:, -1]
+        scaled = logits / temperature
+        probs = torch.softmax(scaled, -1)
+        count = 0 if "mistake" in sys.argv else 1
+        ids = torch.cat([ids, torch.multinomial(probs, count)], 1)
+print(ids.tolist())
+"""
+
 SCRIPTED = """
 import sys, torch
 from torch import nn
@@ -155,6 +172,22 @@ def test_a_generation_that_torch_multinomial_ends(tmp_path: Path) -> None:
     assert "sample: 2" in done.said
     assert "1 incident in inference: 1 × softmax_fully_masked_row" in done.said
     assert "nothing was guarded" not in done.said
+
+
+def test_a_line_that_was_given_what_no_model_made(tmp_path: Path) -> None:
+    """The model's output is finite, and the temperature is 0."""
+    done = run(tmp_path, TEMPERATURE, "bad")
+    assert done.code == 1
+    assert "error[NT202]: a division by the constant 0 in the statement" in done.said
+    assert "scaled[0, 0] (14 of 33 values are +Inf, 19 are -Inf), assigned at script.py:11" in done.said
+    assert "did:   nothing: nantrap passes the exception on" in done.said
+    assert "1 incident in inference: 1 × division_by_zero" in done.said
+
+
+def test_a_mistake_beside_finite_values(tmp_path: Path) -> None:
+    done = run(tmp_path, TEMPERATURE, "mistake")
+    assert done.code == 1
+    assert "in inference" not in done.said
 
 
 @pytest.mark.parametrize(

@@ -372,3 +372,68 @@ def test_a_model_whose_parts_are_called(tmp_path: Path, count: int, found: str |
         assert incident.provenance[0].startswith(
             "advantages[0] (1 of 1 values is NaN), assigned at test_provenance.py:"
         )
+
+
+class Distance(torch.autograd.Function):
+    """A fused distance between two policies. It saves nothing that shows what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs: Tensor, reference: Tensor) -> Tensor:
+        difference = reference - logprobs
+        ctx.save_for_backward(difference.exp().clamp(max=1.0))
+        return difference.exp() - difference - 1
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        return given[0] * (1 - ctx.saved_tensors[0].nan_to_num()), None
+
+
+class Trainer:
+    """A trainer whose loss is computed in a method that writes an attribute, so that it is not computed again."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy, self.calls = policy, 0
+
+    def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        logprobs = self.policy(inputs["states"]).log_softmax(-1)
+        distances: Tensor = Distance.apply(logprobs, inputs["reference"])
+        return (logprobs * inputs["advantages"]).mean() + 0.1 * distances.where(inputs["kept"], 0.0).mean()
+
+    def scored(self, bad: str, count: int) -> dict[str, Tensor]:
+        states, reference, kept = torch.randn(8, 4), torch.randn(8, 4), torch.ones(8, 4, dtype=torch.bool)
+        reference.view(-1)[:count] = float(bad)
+        kept.view(-1)[1:count] = False
+        return {"states": states, "reference": reference, "kept": kept, "advantages": torch.randn(8, 1)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "count", "named"),
+    [
+        pytest.param("nan", 1, True, id="NaN"),
+        pytest.param("-inf", 1, True, id="one log-probability of -Inf"),
+        pytest.param("-inf", 20, False, id="many are a mask"),
+    ],
+)
+def test_a_value_without_a_graph_where_the_loss_is_not_computed_again(
+    tmp_path: Path, bad: str, count: int, named: bool
+) -> None:
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 4)
+    guard = nantrap.Guard(policy, torch.optim.SGD(policy.parameters(), 1e-3), run_dir=tmp_path, quiet=True)
+    trainer, best = Trainer(policy), math.inf
+    for step in range(3):
+        inputs = trainer.scored(bad if step == 2 else "0", count)
+        loss = trainer.loss(inputs)
+        guard.backward(loss)
+        guard.step()
+        best = min(best, loss.item())
+    guard.close()
+    (path,) = tmp_path.glob("incidents/*/incident.json")
+    incident = Incident.from_dict(json.loads(path.read_text()))
+    said = "the program holds a non-finite value that was made without a graph: inputs['reference'][0, 0]"
+    assert any(cause.summary.startswith(said) for cause in incident.causes) == named
+    for cause in incident.causes if named else ():
+        assert not cause.proven
+        assert cause.evidence[0].text.endswith("; whether the loss reads it was not seen")
+        assert cause.fix is not None

@@ -363,8 +363,14 @@ class Case:
 
     @functools.cached_property
     def loss_growth(self) -> float:
-        """How many times larger |loss| is now than in the first half of the recent steps."""
-        return _growth([abs(record.loss) for record in self.run.history.applied()[-RECENT:]])
+        """How many times larger |loss| is now than in the first half of the recent steps.
+
+        Zero has no meaning for a loss that may be negative, such as the surrogate of a policy: it changes by its noise
+        from 1e-8 to 1e-2. Only what is above 1 counts there.
+        """
+        losses = [record.loss for record in self.run.history.applied()[-RECENT:]]
+        least = 1.0 if min(losses, default=0.0) < 0 else 0.0
+        return _growth([max(abs(loss), least) for loss in losses])
 
     def calls_of(self, *names: str) -> Iterator[Capture]:
         """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""

@@ -79,8 +79,8 @@ class LiveTrace(Trace):
                 self.after(given, result)
                 if taped is not None:
                     self.tape.after(self.ops[-1], func, taped, result)
-                    if len(self.externals) > len(self.ways) < _MOST_WAYS:
-                        self._note_ways()
+                if len(self.externals) > len(self.ways) < _MOST_WAYS:
+                    self._note_ways()
             except Exception:
                 self._give_up()
             return result
@@ -98,7 +98,8 @@ class LiveTrace(Trace):
         for index in [index for index in self.externals if index not in self.ways]:
             with contextlib.suppress(Exception):  # a way that is not found is worth less than the run
                 external = self.externals[index]
-                entered = external.kind == "constant" and not external.mask
+                is_weight = isinstance(external.tensor, nn.Parameter)  # of another model: no line of the loop made it
+                entered = external.kind == "constant" and not (external.mask or is_weight)
                 self.ways[index] = ()
                 self.ways[index] = way_here(external.tensor) if entered else ()
 

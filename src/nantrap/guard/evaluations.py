@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import finite
+from nantrap.errors import NantrapError
 from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import budget_of, new_incident, run_facts, with_location
-from nantrap.guard.diagnosis.diagnose import explained, with_provenance
+from nantrap.guard.diagnosis.diagnose import explained, with_provenance, with_statement
 from nantrap.guard.loss import Loss
 from nantrap.guard.session import Session
 from nantrap.guard.torch_private import autocast_state, is_any_autocast_on
@@ -31,7 +33,7 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Action, Cause, During, Incident
 from nantrap.incident.wording import counted, escaped
 from nantrap.locate import Location, RngState, RootCall, finding, locate
-from nantrap.locate.failure import active_replays
+from nantrap.locate.failure import Failure, active_replays
 from nantrap.locate.replay.bare_call import (
     BadOutput,
     Held,
@@ -42,13 +44,17 @@ from nantrap.locate.replay.bare_call import (
     outside_inference_mode,
     put_back,
 )
+from nantrap.locate.twoline.caller import ended_by
 from nantrap.locate.variables.handled import handled_where
+from nantrap.locate.variables.provenance import trace_given
 from nantrap.report import write_line
 
 _MOST_DIAGNOSED = 3
 """Bad calls of one kind that are run again; further ones are counted."""
 _NOT_AGAIN = "run again, the call is finite: it reads something that is not as it was, or a value changed once"
 _STEP = re.compile(r"\bthe step\b")
+_NOT_OF_VALUES = (MemoryError, torch.OutOfMemoryError, NantrapError, TypeError, NameError, AttributeError)
+"""What no value of a tensor leads to."""
 _READ_EVERY = 16
 """On a device: so many calls are read at once."""
 
@@ -77,6 +83,7 @@ class Evaluations:
         self._during = during
         self._of_guard = of_guard
         self._call: RootCall | None = None
+        self._last: weakref.ref[nn.Module] | None = None
         self._held: Held = ()
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._unwritten: dict[tuple[Any, ...], tuple[Incident, int]] = {}
@@ -99,6 +106,7 @@ class Evaluations:
         if call is None or call.module is not module:
             return
         self._call = None
+        self._last = weakref.ref(module)
         call.running = False
         self.calls += 1
         flag = flag_of(output)
@@ -107,6 +115,7 @@ class Evaluations:
         if not flag.is_cpu:
             self._add(flag)
         elif not math.isfinite(finite.value_of(flag)) and (bad := bad_output(output)) is not None:
+            self._last = None  # what follows from this value is known
             self._note(call, bad, self._held)
         self._held = ()
 
@@ -117,6 +126,36 @@ class Evaluations:
             return None
         with self._of_guard(), outside_inference_mode(), _harmless():
             return self._report(call, None, self._held, error=error)
+
+    def explain_line(self, error: BaseException) -> Incident | None:
+        """An exception ended the program outside of any call: report the non-finite value that the line was given
+        which raised it, if it was given one. `torch.multinomial` refuses what a temperature of 0 made."""
+        module = None if self._last is None else self._last()
+        if module is None or active_replays or isinstance(error, _NOT_OF_VALUES) or not isinstance(error, Exception):
+            return None
+        with self._of_guard(), outside_inference_mode(), _harmless(), ended_by(error):
+            links = trace_given()
+            session = self._session(module) if links else None
+            if session is None:
+                return None
+            said = (str(error).strip().splitlines() or [""])[0]
+            given = f"the line that raised it was given {links[-1].value.path} ({links[-1].value.described})"
+            place = Location("forward", beside=(links[0].value.path, links[0].words))
+            incident = replace(
+                new_incident(session, "forward"),
+                during=self._during,
+                action=Action.APPLY,
+                lr=(),
+                provenance=tuple(link.words for link in links),
+                notes=(f"{type(error).__name__}: {said}; {given}",),
+            )
+            budget = budget_of(session)
+            call = RootCall((), {}, RngState.capture(), None, module)
+            failure = self._failure(session, call, None, ())
+            diagnosed, _ = explained(session, failure, place, Diagnosed(incident, worth_a_bundle=True), budget)
+            diagnosed = with_statement(session, failure, diagnosed, links[0], budget)
+            diagnosed = diagnosed.with_incident(replace(_of_call(diagnosed.incident), module=None))
+            return session.recorder.note_evaluation(diagnosed, raised=True)
 
     def close(self) -> None:
         """Write what was only counted."""
@@ -172,15 +211,22 @@ class Evaluations:
             if where := handled_where():
                 self.handled[where] += 1
                 return
+            assert call.module is not None
             key = (call.module, bad.path, bad.nan)
             self._seen[key] += 1
             if self._seen[key] <= _MOST_DIAGNOSED:
                 incident = self._report(call, bad, held)
-                if incident is not None:
-                    self._unwritten[key] = incident, 0
+                if incident is None:
+                    return
+                self._unwritten[key] = incident, 0
             elif key in self._unwritten:
                 incident, times = self._unwritten[key]
                 self._unwritten[key] = incident, times + 1
+            else:
+                return
+            session = self._session(call.module)
+            if session is not None and session.setup.neighbours is not None:
+                session.setup.neighbours.note_call(type(call.module).__name__, incident)
 
     def _report(
         self, call: RootCall, bad: BadOutput | None, held: Held, *, error: Exception | None = None
@@ -200,7 +246,7 @@ class Evaluations:
         if error is not None:
             said = (str(error).strip().splitlines() or [""])[0]
             diagnosed = diagnosed.noting_first(f"the call ended with {type(error).__name__}: {said}")
-        return session.recorder.note_evaluation(diagnosed)
+        return session.recorder.note_evaluation(diagnosed, raised=error is not None)
 
     def _diagnosed(self, session: Session, call: RootCall, bad: BadOutput | None, held: Held) -> Diagnosed | None:
         """The incident of a call; `None` if nothing in it made the value but the program itself."""
@@ -221,19 +267,7 @@ class Evaluations:
         words = session.earlier.too_long(session.policy.diagnosis)
         if words or session.policy.diagnose == "off" or not session.alone.possible:
             return diagnosed.noting(words) if words else diagnosed
-        protected = session.protected
-        failure = failure_of_call(
-            call,
-            bad,
-            step=session.progress.step,
-            during=self._during,
-            root=protected.root,
-            parameters=dict(protected.members.known()),
-            optimizer=protected.optimizer,
-            held=held,
-            quiet=session.alone.running,
-            run=run_facts(session),
-        )
+        failure = self._failure(session, call, bad, held)
         clock = session.policy.diagnosis.clock
         began, budget = clock(), budget_of(session)
         with session.protected.ledger.uncounted():
@@ -251,6 +285,21 @@ class Evaluations:
             diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         session.earlier.took += clock() - began
         return diagnosed.with_incident(_of_call(diagnosed.incident))
+
+    def _failure(self, session: Session, call: RootCall, bad: BadOutput | None, held: Held) -> Failure:
+        protected = session.protected
+        return failure_of_call(
+            call,
+            bad,
+            step=session.progress.step,
+            during=self._during,
+            root=protected.root,
+            parameters=dict(protected.members.known()),
+            optimizer=protected.optimizer,
+            held=held,
+            quiet=session.alone.running,
+            run=run_facts(session),
+        )
 
 
 @contextlib.contextmanager

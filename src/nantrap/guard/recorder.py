@@ -370,9 +370,11 @@ class Recorder:
             self._journal.flush()
         self._unwritten.clear()
 
-    def note_evaluation(self, diagnosed: Diagnosed) -> Incident:
-        """An incident of an evaluation or an inference: it belongs to no step, and the run goes on as before."""
-        incident = self.finish(diagnosed, Action.APPLY, "", known_here_only=True)
+    def note_evaluation(self, diagnosed: Diagnosed, *, raised: bool = False) -> Incident:
+        """An incident of an evaluation or an inference: it belongs to no step, and the run goes on as before, or ends
+        with the exception that was raised."""
+        by: Decider = "exception" if raised else "nantrap"
+        incident = self.finish(diagnosed, Action.APPLY, "", decided_by=by, known_here_only=True)
         self.last_incident = incident
         self._note_outside("incident")
         return incident

@@ -58,6 +58,12 @@ class Neighbours(Protocol):
     def remember_incident(self, micro: Micro, incident: Incident) -> None:
         """For another guard that sees the same loss."""
 
+    def note_call(self, model: str, incident: Incident) -> None:
+        """A model that was called without gradients gave a bad value."""
+
+    def bad_call(self) -> tuple[str, str]:
+        """What such a model gave since the last step, and how that is known; empty words if there was none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:

@@ -34,6 +34,7 @@ from nantrap.launch.position import Position
 from nantrap.launch.shared import BadData, Shared
 from nantrap.locate import RootCall
 from nantrap.locate.twoline.caller import KeptFrame, keep_frames, seen_from
+from nantrap.locate.variables.provenance import trace_given
 
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 _CLEARED = "the script cleared the gradients of this step instead of making it"
@@ -335,12 +336,22 @@ def note_cleaned(tensor: Tensor, batches: Batches, events: EventTable) -> int:
     indices = batches.indices_of_bad(tensor)
     if not indices or len(indices) != len(tensor):
         shape = "×".join(map(str, tensor.shape))
-        words, samples = f"{numbered('row', rows)} of a tensor of shape {shape}", ()
+        words, samples = f"{numbered('row', rows)} of a tensor of shape {shape}{_first_in(events)}", ()
     else:
         samples = tuple(indices[row] for row in rows)
         words = f"{numbered('sample', rows)} of the batch ({numbered('dataset index', samples, 'dataset indices')})"
     events.note(ScriptEvent(EventKind.DATA_CLEANED, words, samples=samples))
     return len(rows)
+
+
+def _first_in(events: EventTable) -> str:
+    """`, first in rewards[2], assigned at train.py:41, from reward`: where a tensor was bad first. Only for the first
+    event, which is printed."""
+    with contextlib.suppress(Exception):
+        links = trace_given() if not events.count(EventKind.DATA_CLEANED) else ()
+        if links and links[0].is_assigned:
+            return f", first in {links[0].value.path}, assigned at {links[0].place}{links[0].by}"
+    return ""
 
 
 def _seen_from(frames: list[KeptFrame]) -> AbstractContextManager[None]:

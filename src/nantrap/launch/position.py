@@ -127,3 +127,15 @@ class ScriptNeighbours:
     def remember_incident(self, micro: Micro, incident: Incident) -> None:
         """For another optimizer's guard that sees the same loss."""
         self._diagnosed.remember(self, micro.loss.total, incident)
+
+    def note_call(self, model: str, incident: Incident) -> None:
+        """For the step that comes next: the loop may use what the model gave."""
+        cause = incident.cause
+        why = f" ({cause.code}, {cause.slug})" if cause is not None and cause.slug != "unknown" else ""
+        self._diagnosed.note_call(
+            f"the output of {model}", f"{model} gave it without gradients since the last step: its own incident{why}"
+        )
+
+    def bad_call(self) -> tuple[str, str]:
+        """What a model without gradients gave since the last step."""
+        return self._diagnosed.bad_call()

@@ -174,6 +174,7 @@ class OptimizerRegistry:
         self._many = _MANY
         self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
+        self.shared.diagnosed.steps = lambda: sum(loop.tally.attempted for loop in self.guards)
         self.replicas = Replicas(self.say, self.is_own_call)
         self.inference = Inference(self._make_inference, self.activity, lambda: bool(self.known))
         """Models that no optimizer trains."""

@@ -101,9 +101,10 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
             attachment.registry.end()
         if sum(loop.tally.incidents for loop in attachment.registry) == before:
-            for loop in attachment.registry:
-                loop.explain(error)
-            attachment.registry.inference.evaluations.explain(error)
+            inference = attachment.registry.inference.evaluations
+            found = [loop.explain(error) for loop in attachment.registry]
+            if not any(found) and not inference.explain(error):
+                inference.explain_line(error)
         if lost and attachment.settings.exit_by_kind:
             return RANK_LOST
         return STOPPED if came_from_guard(error) else 1

@@ -163,6 +163,9 @@ class DiagnosedLosses:
     def __init__(self) -> None:
         self._last: dict[int, tuple[weakref.ref[Tensor], Incident]] = {}
         self._judged: deque[tuple[int, weakref.ref[Tensor]]] = deque(maxlen=_JUDGED)
+        self.steps: Callable[[], int] = lambda: 0
+        """How many steps the guards have seen."""
+        self._bad_call = (0, "", "")
 
     def remember(self, by: object, loss: Tensor, incident: Incident) -> None:
         """This guard has diagnosed a loss."""
@@ -175,6 +178,15 @@ class DiagnosedLosses:
     def is_judged_by_another(self, guard: object, loss: Tensor) -> bool:
         """Whether another guard has refused a step that was made of this loss."""
         return any(each != id(guard) and known() is loss for each, known in self._judged)
+
+    def note_call(self, what: str, words: str) -> None:
+        """A model gave a bad value without gradients."""
+        self._bad_call = (self.steps(), what, words)
+
+    def bad_call(self) -> tuple[str, str]:
+        """The last such value, if it is of this step; else empty words."""
+        step, what, words = self._bad_call
+        return (what, words) if step == self.steps() else ("", "")
 
     def by_another(self, guard: object, loss: Tensor) -> Incident | None:
         """The incident of another guard that diagnosed the same loss."""

@@ -53,6 +53,9 @@ class Location:
     """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
     entered: tuple[str, ...] = ()
     """How that tensor came into a loop that ran under a trace: no operation made it. The first words are its name."""
+    beside: tuple[str, ...] = ()
+    """A bad value of the program that was made without a graph, where nothing shows what the loss read: its name, and
+    how it came there."""
     replay: Replay | None = None
     witnesses: tuple[Capture, ...] = ()
     unwritten: bool = False

@@ -28,10 +28,10 @@ _INPUTS = 6
 
 def done_text(incident: Incident) -> str:
     """What was done, and by whom; that the state was restored is said only where it was checked."""
-    if incident.during != "training":
-        return "nothing: the run goes on with this value"
     if incident.decided_by == "exception":
         return "nothing: nantrap passes the exception on"
+    if incident.during != "training":
+        return "nothing: the run goes on with this value"
     if incident.action is Action.APPLY:
         return "nothing: the script uses this value" if incident.decided_by == "script" else "the step was applied"
     if incident.action is Action.ROLLBACK:

@@ -62,6 +62,8 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
             tuple(f"{name} {describe(tensor)}" for name, tensor in given[:3]),
             help=_where_made(names, several=len(given) > 1),
         )
+    if case.location.beside:
+        return _beside_the_graph(case)
     if case.location.constant is not None and case.location.constant[0]:
         name, tensor = case.location.constant
         return Claim(
@@ -71,6 +73,17 @@ def _bad_but_not_traced(case: Case) -> Claim | None:
             help=_where_made(name),
         )
     return None
+
+
+def _beside_the_graph(case: Case) -> Claim:
+    """The program holds a bad value that was made without a graph, and nothing shows what the loss read."""
+    name, way = case.location.beside[:2]
+    return Claim(
+        "hint",
+        f"the program holds a non-finite value that was made without a graph: {name}",
+        (way,),
+        help=f"look where {name} is made, and leave such values out",
+    )
 
 
 def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
@@ -89,6 +102,8 @@ def _bad_before_the_pass(case: Case, external: External) -> Claim | None:
             "code between the two made it"
         )
         return None
+    if not given and case.location.beside:
+        return _beside_the_graph(case)
     names = some_of([in_words(each.name) for each in bad])
     kinds = kinds_of(each.tensor for each in bad)
     what = {

@@ -200,7 +200,7 @@ def of_statement(cause: Cause, *, number: int) -> Cause:
     """
 
     def said(text: str) -> str:
-        return text.replace("the step", "the statement")
+        return text.replace("the step", "the statement").replace("in the loss", "in the statement")
 
     def moved(trial: int | None) -> int | None:
         return None if trial is None else trial + number

@@ -51,9 +51,18 @@ from nantrap.locate import Failure, Location, locate
 from nantrap.locate.budget import Budget
 from nantrap.locate.location import location_of
 from nantrap.locate.replay.samples import find_samples
-from nantrap.locate.variables.provenance import Link, bad_variable, given_bad, made_again, made_in_loop, trace_back
+from nantrap.locate.variables.provenance import (
+    Link,
+    Remade,
+    bad_variable,
+    given_bad,
+    made_again,
+    made_in_loop,
+    trace_back,
+)
 
 _NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
+_NOT_SEEN = "whether the loss reads it was not seen"
 _KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
 
 
@@ -158,6 +167,7 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
             began = among_micros(session, Began(observation, failure, location, seen), budget)
             observation, failure, location, diagnosed = began
         diagnosed = placed(session, observation, location, diagnosed)
+        location = with_variable(session, failure, location)
         diagnosed, wants_others = explained(session, failure, location, diagnosed, budget)
         diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         diagnosed = with_material(session, observation, failure, location, diagnosed)
@@ -301,6 +311,19 @@ def explained(
     return diagnosed.with_incident(incident), explanation.wants_others
 
 
+def with_variable(session: Session, failure: Failure, location: Location) -> Location:
+    """The place with a bad value that the program held, where no run of the step showed what made the loss bad: what a
+    model gave without gradients since the last step, or a variable."""
+    shown = location.replay is not None and location.replay.failed
+    if shown or failure.crew is not None:
+        return location
+    neighbours = session.setup.neighbours
+    if neighbours is not None and (found := neighbours.bad_call())[0]:
+        return replace(location, beside=(found[0], f"{found[1]}; {_NOT_SEEN}"))
+    links = bad_variable() if given_bad(location) is None else []
+    return replace(location, beside=(links[0].value.path, f"{links[0].words}; {_NOT_SEEN}")) if links else location
+
+
 def with_provenance(
     session: Session, failure: Failure, location: Location, diagnosed: Diagnosed, budget: Budget
 ) -> Diagnosed:
@@ -311,8 +334,12 @@ def with_provenance(
     if failure.crew is not None:
         return diagnosed
     given = given_bad(location)
-    unknown = not diagnosed.incident.causes or diagnosed.incident.causes[0].slug == "unknown"
-    links = trace_back(*given) if given is not None else bad_variable() if unknown else []
+    first = diagnosed.incident.causes[0] if diagnosed.incident.causes else None
+    unknown = first is None or first.slug == "unknown" or bool(location.beside)
+    if given is not None:
+        links = trace_back(*given)
+    else:
+        links = bad_variable() if unknown and not _is_of_call(session, location) else []
     if len(links) == 1 and not links[0].is_assigned:
         links = []
     full = session.policy.diagnose == "full"
@@ -326,6 +353,22 @@ def with_provenance(
         incident = _by_its_first_name(incident, links[0], links[-1])
     if made is None or not full:
         return diagnosed.with_incident(incident)
+    return diagnosed.with_incident(_of_remade(made, incident, budget))
+
+
+def _is_of_call(session: Session, location: Location) -> bool:
+    neighbours = session.setup.neighbours
+    return bool(location.beside) and neighbours is not None and bool(neighbours.bad_call()[0])
+
+
+def with_statement(session: Session, failure: Failure, diagnosed: Diagnosed, link: Link, budget: Budget) -> Diagnosed:
+    """The incident of a bad value that one statement made: the rules are asked about it, run again alone."""
+    made = made_again(link, failure) if session.policy.diagnose == "full" else None
+    return diagnosed if made is None else diagnosed.with_incident(_of_remade(made, diagnosed.incident, budget))
+
+
+def _of_remade(made: Remade, incident: Incident, budget: Budget) -> Incident:
+    """The incident with what the rules say of the part that made the value."""
     from nantrap.causes import Case, explain_case
 
     place = location_of(made.replay, fallback="forward")
@@ -345,13 +388,15 @@ def with_provenance(
             controls=incident.controls or explanation.controls,
             notes=(*incident.notes, *([made.note] if made.note else [])),
         )  # fmt: skip
-    return diagnosed.with_incident(incident)
+    return incident
 
 
 def _by_its_first_name(incident: Incident, first: Link, last: Link) -> Incident:
     """The incident of a bad tensor of the step; its cause names the value that was bad first, if a function gave it."""
     cause, came = incident.causes[0] if incident.causes else None, first.by or first.from_loop
-    if cause is None or cause.slug != "bad_input_data" or not came or first.variable == last.variable:
+    if cause is None or cause.slug != "bad_input_data" or not came:
+        return incident
+    if first.variable == last.variable and first.variable in cause.summary:
         return incident
     fix = cause.fix
     if fix is not None and not fix.verified:

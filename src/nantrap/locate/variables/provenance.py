@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import math
 import os
@@ -32,6 +33,7 @@ from nantrap.locate.replay.replay import registered
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
+from nantrap.locate.trace.storage import share_memory
 from nantrap.locate.trace.tape import Tape
 from nantrap.locate.twoline.caller import Frame, names_in, near_callers
 from nantrap.locate.twoline.guarded import Guarded
@@ -45,6 +47,11 @@ _MOST_VALUES = 4096
 _DEEPEST = 4
 _MOST_OBJECTS = 256
 _LARGEST = 1 << 26
+_FEW = 1 / 8
+_PLAIN_TESTS = (
+    ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.Load, ast.cmpop,
+    ast.List, ast.Tuple,
+)  # fmt: skip
 _OPAQUE = (nn.Module, Optimizer, type, ModuleType, str, bytes, int, torch.device, torch.dtype)
 _WRITES = frozenset(
     {"append", "extend", "add", "insert", "appendleft", "push", "copy_", "fill_", "add_", "sub_", "mul_", "div_",
@@ -165,19 +172,29 @@ def given_bad(location: Location) -> tuple[Tensor, str] | None:
 def bad_variable() -> list[Link]:
     """The way back from the first bad variable of the program that carries no graph, where no operand has a name.
 
-    What was computed from something bad with a graph is left out: a number that was read from the bad loss.
+    What was computed from something bad with a graph is left out: a number that was read from the bad loss; and what
+    the program writes itself (`best = math.inf`). A few values of -Inf count only if nothing else is bad:
+    log-probabilities; many of them are a mask.
     """
     frames = list(near_callers(_MOST_FRAMES))
-    for position, frame in enumerate(frames):
-        held, found = names_in(frame), []
-        for name, value in held.items():
-            if not isinstance(value, (Tensor, np.ndarray, float, list)) or first_bad(value, name) is None:
-                continue
-            statement = None if _has_graph(value) else _assigned_last(frame, name, frame.f_lineno)
-            if statement is not None and not any(_has_graph(held.get(each)) for each in _read_by(statement, name)):
-                found.append((statement.lineno, name))
-        if found:
-            return _followed(frames, position, min(found)[1], minus=False)
+    for minus in (False, True):
+        for position, frame in enumerate(frames):
+            held, found = names_in(frame), []
+            for name, value in held.items():
+                if not isinstance(value, (Tensor, np.ndarray, float, list, dict)):
+                    continue
+                bad = None if _has_graph(value) else first_bad(value, name, minus=minus)
+                if bad is None or (minus and bad.share > _FEW):
+                    continue
+                statement = _assigned_last(frame, name, frame.f_lineno)
+                if statement is not None and (statement.end_lineno or 0) >= frame.f_lineno:
+                    continue  # the variable holds what the round before left, which may be due to its bad loss
+                read = [] if statement is None else [held[each] for each in _read_by(statement, "") if each in held]
+                made = statement is not None and (read or _calls(statement, {**frame.f_globals, **held}))
+                if statement is not None and made and not any(map(_has_graph, read)):
+                    found.append((statement.lineno, name))
+            if found:
+                return _followed(frames, position, min(found)[1], minus=minus)
     return []
 
 
@@ -210,20 +227,41 @@ def trace_here(tensor: Tensor) -> tuple[Link, ...]:
     links must not be kept: frames keep everything in them alive.
     """
     frames = list(near_callers(_MOST_FRAMES))
-    if not frames:
+    statement = _running(frames)
+    if statement is None:
         return ()
-    frame, minus = frames[0], _only_minus(tensor)
+    if links := _read_by_running(frames, statement, minus=_only_minus(tensor)):
+        return links
+    stats = tensor_stats(tensor)
+    value = BadValue("a value", stats.describe(), stats.nonfinite / max(1, stats.numel))
+    known = {**frames[0].f_globals, **names_in(frames[0])}
+    return (Link(value, frames[0], statement, _calls(statement, known)),)
+
+
+def trace_given() -> tuple[Link, ...]:
+    """The variables through which something bad came that the line reads which is running now, the earliest first."""
+    frames = list(near_callers(_MOST_FRAMES))
+    statement = _running(frames)
+    return () if statement is None else _read_by_running(frames, statement, minus=False)
+
+
+def _running(frames: list[Frame]) -> ast.stmt | None:
+    """The statement that runs now in the innermost frame."""
+    if not frames:
+        return None
+    frame = frames[0]
     held, line = names_in(frame), frame.f_lineno
     here = [each for each in _statements(_body(frame), held, set()) if each.lineno <= line <= (each.end_lineno or 0)]
-    if not here:
-        return ()
-    statement = max(here, key=lambda each: each.lineno)
+    return max(here, key=lambda each: each.lineno, default=None)
+
+
+def _read_by_running(frames: list[Frame], statement: ast.stmt, *, minus: bool) -> tuple[Link, ...]:
+    """The way back from the first bad variable that the running statement reads; empty if it reads none."""
+    held = names_in(frames[0])
     for each in _read_by(statement, ""):
         if first_bad(_resolved(held, each), each, minus=minus) is not None:
             return tuple(_followed(frames, 0, each, minus=minus))
-    stats = tensor_stats(tensor)
-    value = BadValue("a value", stats.describe(), stats.nonfinite / max(1, stats.numel))
-    return (Link(value, frame, statement, _calls(statement, {**frame.f_globals, **held})),)
+    return ()
 
 
 def _only_minus(tensor: Tensor) -> bool:
@@ -252,14 +290,14 @@ def _followed(frames: list[Frame], position: int, variable: str, *, minus: bool)
 
 
 def _holder(frames: list[Frame], tensor: Tensor, name: str) -> tuple[int, str] | None:
-    """The innermost frame with a variable of this name, or with one that is or holds the tensor."""
+    """The innermost frame with a variable of this name, or with one that is or holds the tensor or a view of it."""
     for position, frame in enumerate(frames):
         held = names_in(frame)
         if name in held and first_bad(held[name], name, minus=True) is not None:
             return position, name
     for position, frame in enumerate(frames):
         for each, value in names_in(frame).items():
-            if any(part is tensor for _, part in _parts(value, each, 0)):
+            if any(isinstance(part, Tensor) and share_memory(part, tensor) for _, part in _parts(value, each, 0)):
                 return position, each
     return None
 
@@ -342,7 +380,8 @@ def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variab
         before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
         same_loop = before is not None and _in_same_loop(frame, statement, before)
         value = _resolved(held, each)
-        bad = first_bad(value, each, minus=minus)
+        # of an object whose own method runs, what it holds itself: a trainer keeps the history of its losses further in
+        bad = first_bad(value, each, minus=minus, depth=_DEEPEST - 1 if each == "self" else 0)
         if bad is not None and (
             bad.nan or each in called or not hasattr(value, "__dict__") or isinstance(value, Tensor)
         ):
@@ -422,16 +461,28 @@ def _is_finite(statement: ast.stmt) -> bool:
 
 def _outcome(test: ast.expr, held: Mapping[str, Any], over: set[str]) -> bool | None:
     """Which branch is taken, as far as plain comparisons of names tell it that still hold what they held."""
-    allowed = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.Load,
-               ast.cmpop)  # fmt: skip
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    plain = all(isinstance(held.get(name), (str, int, float, bool)) for name in names) and not names & over
-    if not plain or not all(isinstance(node, allowed) for node in ast.walk(test)):
+    if not all(isinstance(node, (*_PLAIN_TESTS, ast.Attribute)) for node in ast.walk(test)):
+        return None
+    read = [*_operands(test)]
+    values = {path: _resolved(held, path) for path in read}
+    if over & set(read) or not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
         return None
     with contextlib.suppress(Exception):
-        code = compile(ast.Expression(test), "<test>", "eval")
-        return bool(eval(code, {"__builtins__": {}}, {name: held[name] for name in names}))
+        code = compile(ast.Expression(_WithValues(values).visit(copy.deepcopy(test))), "<test>", "eval")
+        return bool(eval(code, {"__builtins__": {}}))
     return None
+
+
+class _WithValues(ast.NodeTransformer):
+    """An expression with the values of its variables and attributes in their places."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def _valued(self, node: ast.Name | ast.Attribute) -> ast.expr:
+        return ast.copy_location(ast.Constant(self._values[_base(node)]), node)
+
+    visit_Name = visit_Attribute = _valued
 
 
 def _statements(body: list[ast.stmt], held: Mapping[str, Any], over: set[str]) -> Iterator[ast.stmt]:
