@@ -95,6 +95,44 @@ with torch.inference_mode():
 print(ids.tolist())
 """
 
+SAMPLER = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+    def forward(self, x, t):
+        return self.a(x) * torch.sqrt(1.0 - t)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unet, self.decoder = UNet(), nn.Linear(8, 4)
+    def forward(self, x, t):
+        return self.decoder(self.unet(x, t)).square().mean()
+    @torch.no_grad()
+    def sample(self, last):
+        z = torch.randn(3, 8)
+        for t in (0.0, 0.5, last):
+            z = z - 0.1 * self.unet(z, torch.full((3, 1), t))
+        return self.decoder(z)
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for epoch in range(3):
+    model.train()
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.rand(6, 8), torch.rand(6, 1))
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    print(epoch, loss.item(), model.sample(2.0 if epoch == 1 and "bad" in sys.argv else 1.0).sum().item())
+"""
+
 SCRIPTED = """
 import sys, torch
 from torch import nn
@@ -134,7 +172,7 @@ def run(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (),
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("text", [VALIDATION, GENERATION, SCRIPTED], ids=["validation", "generation", "scripted"])
+@pytest.mark.parametrize("text", [VALIDATION, GENERATION, TEMPERATURE, SAMPLER, SCRIPTED])
 def test_healthy(tmp_path: Path, text: str) -> None:
     done = run(tmp_path, text)
     assert done.code == 0
@@ -172,6 +210,15 @@ def test_a_generation_that_torch_multinomial_ends(tmp_path: Path) -> None:
     assert "sample: 2" in done.said
     assert "1 incident in inference: 1 × softmax_fully_masked_row" in done.said
     assert "nothing was guarded" not in done.said
+
+
+def test_a_part_of_the_model_that_a_sampler_calls(tmp_path: Path) -> None:
+    done = run(tmp_path, SAMPLER, "bad")
+    assert done.out == run(tmp_path, SAMPLER, "bad", plain=True).out
+    assert "nantrap: evaluation after 4 steps\n" in done.said
+    assert "error[NT208]: sqrt was given -1" in done.said
+    assert "--> script.py:11 in UNet.forward" in done.said
+    assert "1 × domain_error" in done.said
 
 
 def test_a_line_that_was_given_what_no_model_made(tmp_path: Path) -> None:

@@ -437,3 +437,4 @@ def test_a_value_without_a_graph_where_the_loss_is_not_computed_again(
         assert not cause.proven
         assert cause.evidence[0].text.endswith("; whether the loss reads it was not seen")
         assert cause.fix is not None
+        assert cause.fix.text == "look where inputs['reference'][0, 0] is made, and leave such values out"

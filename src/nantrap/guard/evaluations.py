@@ -287,6 +287,7 @@ class Evaluations:
         return diagnosed.with_incident(_of_call(diagnosed.incident))
 
     def _failure(self, session: Session, call: RootCall, bad: BadOutput | None, held: Held) -> Failure:
+        """The call as a failure that can be run again. Runs nothing."""
         protected = session.protected
         return failure_of_call(
             call,

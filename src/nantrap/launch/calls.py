@@ -119,7 +119,7 @@ def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
         if mode or registry.is_own_call():
             return original(self, mode)
         registry.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
-        return registry.inference.evaluates(self, functools.partial(original, self, mode), registry.owns)
+        return registry.evaluates(self, functools.partial(original, self, mode))
 
     for name in ("nan_to_num", "nan_to_num_"):
         patches.wrap(torch, name, replaced, compiled="plain")

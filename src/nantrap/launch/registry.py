@@ -410,11 +410,21 @@ class OptimizerRegistry:
 
     def owns(self, module: nn.Module) -> bool:
         """Whether a module belongs to a model that has a guard, which watches it."""
-        return any(each is module for loop in self.guards for each in loop.model.modules())
+        return self._guarded_by(module) is not None
+
+    def _guarded_by(self, module: nn.Module) -> ScriptLoop | None:
+        return next((loop for loop in self.guards if any(each is module for each in loop.model.modules())), None)
+
+    def evaluates(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+        """The script puts a module into eval mode. Returns what the call gives."""
+        result = self.inference.evaluates(module, call, self.owns)
+        if self.inference.looks_for_parts:
+            self.module_calls.watch()
+        return result
 
     def _called_apart(self, module: nn.Module) -> None:
         """The script calls a module: one that no optimizer trains is watched by itself."""
-        self.inference.called(module, self.owns)
+        self.inference.called(module, self._guarded_by)
         if self.inference.settled and not self.known:
             self.module_calls.unwatch()
 
