@@ -312,10 +312,10 @@ def explained(
 
 
 def with_variable(session: Session, failure: Failure, location: Location) -> Location:
-    """The place with a bad value that the program held, where no run of the step showed what made the loss bad: what a
-    model gave without gradients since the last step, or a variable."""
+    """The place with a bad value that the program held, where the loss cannot be computed again: what a model gave
+    without gradients since the last step, or a variable."""
     shown = location.replay is not None and location.replay.failed
-    if shown or failure.crew is not None:
+    if shown or failure.repeatable or failure.crew is not None:
         return location
     neighbours = session.setup.neighbours
     if neighbours is not None and (found := neighbours.bad_call())[0]:

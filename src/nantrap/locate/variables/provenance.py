@@ -181,7 +181,9 @@ def bad_variable() -> list[Link]:
         for position, frame in enumerate(frames):
             held, found = names_in(frame), []
             for name, value in held.items():
-                if not isinstance(value, (Tensor, np.ndarray, float, list, dict)):
+                if isinstance(value, dict):  # a number in it is a setting
+                    value = {key: each for key, each in value.items() if not isinstance(each, float)}
+                elif not isinstance(value, (Tensor, np.ndarray, float, list)):
                     continue
                 bad = None if _has_graph(value) else first_bad(value, name, minus=minus)
                 if bad is None or (minus and bad.share > _FEW):
