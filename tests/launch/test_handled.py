@@ -421,6 +421,23 @@ def test_a_batch_that_is_tested_before_the_model_is_called(leaves_out: bool, set
     assert ("the script left this batch out before it called the model" in incident.notes) is leaves_out
 
 
+def test_a_batch_that_is_tested_after_its_step_is_not_left_out(settings: RunSettings) -> None:
+    """NaN may stand for targets that were not measured; the loop prints how many there are when the step was made."""
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        x, y = (torch.cat(part) for part in zip(*batches(), strict=True))
+        y = y.masked_fill(torch.arange(len(y))[:, None] % 3 == 0, torch.nan)
+        for inputs, targets in DataLoader(TensorDataset(x, y), batch_size=8):
+            seen = ~torch.isnan(targets)
+            optimizer.zero_grad()
+            F.mse_loss(net(inputs)[seen], targets[seen]).backward()
+            optimizer.step()
+            print(torch.isnan(targets).float().mean().item())
+    loop = only(attachment)
+    assert (loop.tally.attempted, loop.tally.applied, loop.tally.incidents) == (12, 12, 0)
+
+
 def zero_bad(net: nn.Module) -> None:
     for parameter in net.parameters():
         assert parameter.grad is not None

@@ -101,7 +101,7 @@ CAUSES: Final = (
     # one operation of the forward pass
     Code("NT203", "softmax_fully_masked_row", "medium", 205, "softmax over a row in which every position is masked"),
     Code("NT201", "log_of_zero", "medium", 615, "the logarithm of zero gave -Inf"),
-    Code("NT204", "zero_times_inf", "medium", 625, "zero times infinity gave NaN"),
+    Code("NT204", "zero_times_inf", "medium", 625, "zero times infinity, or infinity minus infinity, gave NaN"),
     Code("NT206", "std_of_one_element", "low", 215, "an unbiased standard deviation of a single element"),
     Code("NT208", "domain_error", "medium", 655, "a function was given an argument for which it is not defined"),
     Code("NT202", "division_by_zero", "medium", 630, "a division by exactly zero"),

@@ -253,6 +253,7 @@ class ScriptLoop:
         progress = self.session.progress
         micro = Micro(Loss(loss, NO_TERMS), root_call=call, position=(progress.epoch, progress.batch))
         asked.open, asked.data = self._always_asks, None
+        asked.trained_on = self._batches.last[-1] if self._batches.last else None
         asked.output = None
         left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else None
         if self._always_asks:

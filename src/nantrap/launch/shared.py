@@ -58,6 +58,8 @@ class AskedTensors:
         """How the script ended, in words: what it tested last is the reason."""
         self.data: BadData | None = None
         """The batch that the script has tested and not used yet, if it is not finite."""
+        self.trained_on: LoadedBatch | None = None
+        """The newest batch of the last backward pass: a test of it comes too late to leave it out."""
         self.output: Tensor | None = None
         """The sum of an output of the model that the script has tested, if it is not finite. There may be no loss."""
         self._trained: weakref.ref[Tensor] | None = None
@@ -75,7 +77,9 @@ class AskedTensors:
         if self.data is not None or not batches.last or tensor.dim() < 2 or not tensor.is_floating_point():
             return
         batch, is_given = batches.position(tensor)
-        if batch is not None and (finite.any_nonfinite([tensor]) if is_given else batch.is_bad_where(tensor)):
+        if batch is None or batch is self.trained_on:
+            return
+        if finite.any_nonfinite([tensor]) if is_given else batch.is_bad_where(tensor):
             held = next(iter(keep_frames(1)), None)
             names = [] if held is None else [name for name, value in held.values.items() if value is tensor]
             self.data = BadData(batch, tensor, names[0] if names else "batch")

@@ -1,4 +1,4 @@
-"""Sentences of masked rows, zero times infinity, exponentials that overflow and recurrences (NT203 to NT205, NT207)."""
+"""Sentences of masked rows, 0 · Inf, Inf - Inf, exponentials that overflow and recurrences (NT203 to NT205, NT207)."""
 
 from __future__ import annotations
 
@@ -58,6 +58,24 @@ PROGRAMS: dict[str, str] = {
         model.scale = scale
         optimizer = torch.optim.SGD([scale], lr=30.0)
         def loss_fn(batch): return model.scale * 3 - (-model.scale).exp() * 0
+    """,
+    "a divergence between two masked distributions": """
+        legal = torch.tensor([True, True, False])
+        teacher = torch.zeros(3).masked_fill(~legal, -inf).log_softmax(-1)
+        def loss_fn(x):
+            log_p = model(x).masked_fill(~legal, -inf).log_softmax(-1)
+            return (teacher.exp() * (teacher - log_p)).sum(-1).mean()
+    """,
+    "a lattice with unreachable cells": """
+        unreachable = torch.full((6,), -inf)
+        def loss_fn(x):
+            log_p = model(x).log_softmax(-1)
+            skipped = torch.logaddexp(unreachable + log_p[:, 0], unreachable)
+            return -torch.logaddexp(skipped, log_p[:, 1]).mean()
+    """,
+    "an overflow minus an overflow": """
+        batches[2] *= 1e3
+        def loss_fn(x): return (model(x).exp() * 1e38 - model(x).exp() * 1e38).mean()
     """,
     "entropy of masked logits": """
         legal = torch.tensor([True, True, False])
@@ -265,6 +283,16 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("exp of one sample", "softplus by hand"): ("with torch.exp(x.clamp(max=22)) in line 16 the step is finite",),
     ("a weight of 0 for a term that is Inf", "entropy of masked logits"): (
         "a plain number that is exactly 0 was multiplied by Inf",
+    ),
+    ("a divergence between two masked distributions", "an overflow minus an overflow"): (
+        "-Inf minus -Inf gave NaN",
+        "both operands of the difference are -Inf at",
+        "it came in with a constant of the program",
+        "mark what is left out with a large finite number instead of Inf",
+    ),
+    ("a lattice with unreachable cells", "a divergence between two masked distributions"): (
+        "-Inf minus -Inf gave NaN in the derivative of logaddexp",
+        "both operands of the derivative of logaddexp are -Inf at 6 of 6 places",
     ),
     ("entropy of masked logits", "a weight of 0 for a term that is Inf"): (
         "at all 6 bad places one factor is 0 and the other Inf",

@@ -1,7 +1,8 @@
-"""NT2xx: zero times infinity."""
+"""NT2xx: zero times infinity, and infinity minus infinity."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, rule
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 @rule("zero_times_inf")
 def zero_times_inf(case: Case) -> Claim | None:
-    """Zero times infinity gave NaN."""
+    """Zero times infinity, or infinity minus infinity, gave NaN."""
     if _reached_the_loss_as_it_was(case):
         return _constant_in_loss(case)
+    if _subtracts_inf(case):
+        return _difference(case)
     if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
         return None
     found = _terms_of_zero_and_inf(case)
@@ -47,6 +50,34 @@ def _reached_the_loss_as_it_was(case: Case) -> bool:
         and case.bad_number is None
         and _only_masks_came_in(case)
         and _an_inf_came_in(case)
+    )
+
+
+def _subtracts_inf(case: Case) -> bool:
+    """Whether the guilty operation takes an Inf from an Inf of the same sign at each bad place."""
+    if case.made != "nan" or case.output is None or case.op not in ("sub", "rsub", "add") or len(case.inputs) != 2:
+        return False
+    bad = case.output.isnan()
+    a, b = (each.expand_as(bad)[bad] for each in case.inputs)
+    return bool((a.isinf() & (b == (-a if case.op == "add" else a))).all())
+
+
+def _difference(case: Case) -> Claim | None:
+    """Infinity minus infinity, in a forward pass or inside a derivative."""
+    if case.phase == "forward" and _no_operation_made_one(case) and case.bad_model_inputs():
+        return None
+    own = case.phase == "backward" and (case.node.removesuffix("Backward0").lower() or "an operation")
+    of = f"the derivative of {own}" if own else "the difference"
+    sign = "-Inf" if bool((case.inputs[0] == -math.inf).any()) else "Inf"
+    return Claim(
+        "measured",
+        f"{sign} minus {sign} gave NaN in {of}" if own else f"{sign} minus {sign} gave NaN",
+        (
+            f"both operands of {of} are {sign} at {share(case.inputs[0].isinf() & case.inputs[1].isinf())}",
+            *(() if own else _where_inf_came_from(case)),
+        ),
+        help="mark what is left out with a large finite number instead of Inf (-1e9, or -1e4 in float16), or leave "
+        "those places out of both operands before the operation: a torch.where after it repairs no gradient",
     )
 
 
