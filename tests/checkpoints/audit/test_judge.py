@@ -175,3 +175,8 @@ def test_safetensors_are_judged_alike(tmp_path: Path) -> None:
     save_file({"a.weight": weight}, tmp_path / "a.safetensors")
     problem = audit(tmp_path / "a.safetensors").problems[0]
     assert (problem.code, problem.tensor, problem.first_index) == ("NT902", "a.weight", (1, 2))
+
+
+def test_a_tensor_that_was_saved_alone_has_no_name(tmp_path: Path) -> None:
+    torch.save(torch.tensor([1.0, float("nan")]), tmp_path / "a.pt")
+    assert audit(tmp_path / "a.pt").problems[0].message == "the saved tensor: 1 of 2 values is NaN"

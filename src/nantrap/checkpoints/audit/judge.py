@@ -175,7 +175,7 @@ def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Sever
     stats = scan.stats
     return checkpoint_problem(
         code,
-        f"{escaped(scan.tensor.name)}: {text}",
+        f"{escaped(scan.tensor.name) or 'the saved tensor'}: {text}",
         severity=severity,
         tensor=scan.tensor.name,
         role=role,

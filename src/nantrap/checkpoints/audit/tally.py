@@ -336,7 +336,7 @@ def count(data: Bytes, dtype: DType) -> Counts:
 def value_of(bits: int, dtype: DType) -> float:
     """The number that a pattern of bits is."""
     if dtype.part == 1:
-        return _byte_values(dtype.name)[bits]
+        return byte_values(dtype.name)[bits]
     if dtype.name == "bfloat16":
         return value_of(bits << 16, DTYPES["float32"])
     layout = {2: "<e", 4: "<f", 8: "<d"}[dtype.part]
@@ -345,7 +345,7 @@ def value_of(bits: int, dtype: DType) -> float:
 
 
 @functools.cache
-def _byte_values(name: str) -> tuple[float, ...]:
+def byte_values(name: str) -> tuple[float, ...]:
     """All 256 numbers of a float8. The format's name says its bits: e5m2 has 5 of exponent and 2 of mantissa."""
     if name == "float8_e8m0fnu":
         return (*(2.0 ** (bits - 127) for bits in range(255)), math.nan)

@@ -221,7 +221,9 @@ class _Run:
         self.lengths[path] = samples
         self.findings += found
         self.notes += [f"{path}: {note}" for note in plan.notes]
-        if not problems and all(made.kind in ("text", "other") or not made.rows for made in fields.values()):
+        unjudged = any("were not judged" in note for note in plan.notes)
+        numbers = any(made.kind not in ("text", "other") and made.rows for made in fields.values())
+        if not problems and not unjudged and not numbers:
             self.without_numbers.append(path)
         by_field: dict[str | None, list[DataProblem]] = {}
         for problem in problems:

@@ -41,13 +41,15 @@ class StoredArray:
 class StoredObject:
     """A torch or safetensors file: its tensors by path, and the saved object with everything else in it.
 
-    `runs` are the functions that loading it would run, `objects` the classes that it would make.
+    `runs` are the functions that loading it would run, `objects` the classes that it would make, `in_parts` the tensors
+    that are stored as several (sparse and nested ones): their values are among the arrays.
     """
 
     arrays: dict[tuple[str, ...], StoredArray]
     tree: Any
     runs: tuple[str, ...] = ()
     objects: tuple[str, ...] = ()
+    in_parts: tuple[tuple[str, ...], ...] = ()
 
 
 def read_stored(source: ByteSource, format: str | None = None) -> StoredObject:
@@ -70,19 +72,34 @@ def read_stored(source: ByteSource, format: str | None = None) -> StoredObject:
     for problem in contents.problems:
         if problem.severity == "error":
             raise UnreadableDataError(problem.message)
-    arrays = {}
+    arrays: dict[tuple[str, ...], StoredArray] = {}
+    in_parts: dict[tuple[str, ...], None] = {}
     for extent in contents.extents:
         for tensor in extent.tensors:
+            if tensor.path in arrays:
+                in_parts[tensor.path] = None
+                if not tensor.dtype.has_nan:
+                    continue  # of the parts of a sparse or nested tensor, that with its values
+            shape, stride, dtype = tensor.shape, tensor.stride, tensor.dtype.name
+            if dtype == "complex32":  # numpy has none
+                shape, stride, dtype = (*shape, 2), (*(2 * step for step in stride), 1), "float16"
             arrays[tensor.path] = StoredArray(
-                tensor.path,
-                tensor.dtype.name,
-                tuple(tensor.shape),
-                tuple(tensor.stride),
-                extent.source,
-                extent.offset + tensor.offset,
+                tensor.path, dtype, shape, stride, extent.source, extent.offset + tensor.offset
             )
     imports = contents.imports
-    return StoredObject(arrays, contents.tree, tuple(imports.run), (*imports.unclear, *imports.made))
+    runs, objects = tuple(imports.run), (*imports.unclear, *imports.made)
+    return StoredObject(arrays, contents.tree, runs, objects, tuple(in_parts))
+
+
+def values_of_bytes(dtype: str) -> Any:
+    """The 256 numbers of a float8 as an array of float32; `None` for any other dtype."""
+    if not dtype.startswith("float8"):
+        return None
+    import numpy as np
+
+    from nantrap.checkpoints.audit.tally import byte_values
+
+    return np.array(byte_values(dtype), dtype=np.float32)
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:

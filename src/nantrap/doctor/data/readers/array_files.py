@@ -14,6 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,15 @@ from nantrap.doctor.data.readers.arrays import (
 )
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import DataProblem, UnreadableDataError
-from nantrap.doctor.data.stored import StoredArray, StoredObject, as_stream, children, open_source, read_stored
+from nantrap.doctor.data.stored import (
+    StoredArray,
+    StoredObject,
+    as_stream,
+    children,
+    open_source,
+    read_stored,
+    values_of_bytes,
+)
 from nantrap.incident.wording import escaped, some_of
 
 _MAGIC = b"\x93NUMPY"
@@ -207,6 +216,11 @@ def open_torch(path: str) -> Iterator[ArrayFile]:
         if stored.tree is None or not _torch_fields(stored, (), stored.tree, fields, 0):
             fields = [_array_field(".".join(at) or None, array) for at, array in stored.arrays.items()]
         notes, problems = _not_run(stored, has_fields=bool(fields))
+        if stored.in_parts:
+            names = escaped(some_of([".".join(path) or "its tensor" for path in stored.in_parts]))
+            parts = "stored in parts (sparse, nested or quantised)"
+            text = f"{names}: {parts}; these values are judged one by one, not its samples"
+            notes = (*notes, text)
         yield ArrayFile(tuple(fields), problems, notes, changed=source.changed)
 
 
@@ -305,8 +319,13 @@ def _bytes(array: StoredArray) -> int:
 def _array_field(name: str | None, array: StoredArray) -> ArrayField:
     """A tensor of a torch file as a field; read in place if its layout allows it."""
     code = _DTYPES.get(array.dtype)
-    if code is None:  # float8, quantised: counted, not judged
-        return ArrayField(name, np.dtype("u1"), "other", array.shape or (1,), _never, math.prod(array.shape))
+    if (table := values_of_bytes(array.dtype)) is not None:
+        stored = _array_field(name, replace(array, dtype="uint8"))
+        read = stored.read
+        return replace(stored, dtype=table.dtype, kind="float", read=lambda start, stop: table[read(start, stop)])
+    if code is None:  # quantised, packed
+        size = math.prod(array.shape)
+        return ArrayField(name, np.dtype("u1"), "other", array.shape or (1,), _never, size, unjudged=array.dtype)
     dtype = np.dtype(code)
     if _is_row_major(array):
         is_bfloat16 = array.dtype == "bfloat16"
@@ -325,6 +344,8 @@ def _load(array: StoredArray) -> Array:
     flat = np.frombuffer(array.source.read(array.offset, span * dtype.itemsize), dtype=dtype)
     strides = tuple(step * dtype.itemsize for step in array.stride)
     made = np.array(np.lib.stride_tricks.as_strided(flat, shape=array.shape, strides=strides))
+    if (table := values_of_bytes(array.dtype)) is not None:
+        return np.asarray(table[made])
     if array.dtype == "bfloat16":
         return (made.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return made

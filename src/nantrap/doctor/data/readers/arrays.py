@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from nantrap.doctor.data.measures import Measures, joined, measure, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Block, Rows, ValueKind, digest
 from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
+from nantrap.incident.wording import escaped, some_of
 
 _PIECE = 4 << 20
 """Bytes read and measured together: within the second-level cache or near it."""
@@ -47,6 +48,7 @@ class ArrayField:
         bytes: how much there is to read.
         whole: it can only be read whole, so it is one shard.
         samples: a list of arrays that differ in shape, each of them a sample, instead of one array.
+        unjudged: the dtype of values that no rule reads.
     """
 
     name: str | None
@@ -57,6 +59,7 @@ class ArrayField:
     bytes: int
     whole: bool = False
     samples: Callable[[], list[Array | float | int | None]] | None = None
+    unjudged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,18 @@ def plan(path: str, format: str, opener: Opener) -> Plan:
             problems.append(
                 DataProblem(f"{rest:,} more entries were not read: at most {MOST_FIELDS:,} arrays of a file are")
             )
-        return Plan(tuple(shards), shapes, tuple(problems), file.notes)
+        return Plan(tuple(shards), shapes, tuple(problems), (*file.notes, *_unjudged(file)))
+
+
+def _unjudged(file: ArrayFile) -> Iterator[str]:
+    """Which arrays hold values that no rule reads. A clean result must not be taken for theirs."""
+    by_dtype: dict[str, list[str]] = {}
+    for each in file.fields[:MOST_FIELDS]:
+        if each.unjudged:
+            by_dtype.setdefault(each.unjudged, []).append(each.name or "")
+    for dtype, names in by_dtype.items():
+        where = f"{escaped(some_of(names))}: the" if any(names) else "its"
+        yield f"{where} values ({escaped(dtype)}) were not judged"
 
 
 def scan(shard: Shard, options: DataOptions, opener: Opener) -> Scanned:
@@ -225,7 +239,12 @@ def direct_field(
         array = np.frombuffer(buffer, dtype=raw).reshape(stop - start, *full[1:])
         return native(array)
 
-    return ArrayField(name, used, kind, full, read, math.prod(full) * used.itemsize)
+    return ArrayField(name, used, kind, full, read, math.prod(full) * used.itemsize, unjudged=unjudged(dtype))
+
+
+def unjudged(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype whose numbers no rule reads: a structure of several."""
+    return str(dtype) if dtype.kind == "V" else ""
 
 
 def native(array: Array) -> Array:
@@ -252,7 +271,8 @@ def memory_field(
         array = kept[0][start:stop]
         return array.view(np.uint16) if kind == "half" else array
 
-    return ArrayField(name, used, kind, full, read, math.prod(full) * dtype.itemsize, whole=True)
+    size = math.prod(full) * dtype.itemsize
+    return ArrayField(name, used, kind, full, read, size, whole=True, unjudged=unjudged(dtype))
 
 
 def streamed_field(
@@ -287,7 +307,8 @@ def streamed_field(
         array = native(np.frombuffer(data, dtype=dtype).reshape(stop - start, *full[1:]))
         return array.view(np.uint16) if kind == "half" else array
 
-    return ArrayField(name, used, kind, full, read, math.prod(full) * dtype.itemsize, whole=True)
+    size = math.prod(full) * dtype.itemsize
+    return ArrayField(name, used, kind, full, read, size, whole=True, unjudged=unjudged(dtype))
 
 
 def _pass_over(stream: Any, count: int) -> None:

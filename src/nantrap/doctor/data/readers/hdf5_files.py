@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nantrap.doctor.data.limits import MOST_DEEP, MOST_FIELDS, MOST_MEMBERS, refuse_expansion
-from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, kind_of, native
+from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, kind_of, native, unjudged
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import DataProblem, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
@@ -146,7 +146,8 @@ def _field(name: str, item: Any) -> ArrayField:
     """One dataset, read by ranges of samples."""
     shape = tuple(item.shape or ()) or (1,)
     used, kind = kind_of(item.dtype, shape[1:])
-    return ArrayField(name, used, kind, shape, _reader(item.file, name, kind), math.prod(shape) * used.itemsize)
+    size = math.prod(shape) * used.itemsize
+    return ArrayField(name, used, kind, shape, _reader(item.file, name, kind), size, unjudged=unjudged(item.dtype))
 
 
 def _reader(file: Any, name: str, kind: str) -> Callable[[int, int], Array]:
