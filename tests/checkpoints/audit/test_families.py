@@ -173,3 +173,17 @@ def test_without_a_count_there_is_nothing_to_compare() -> None:
     assert hints_of(saves({"epoch": 1}, {"epoch": 2})) == []
     assert hints_of(saves({"optimizer_step": 5}, {"optimizer_step": 5})) == []
     assert hints_of(saves({"epoch": 2, "optimizer_step": 5}, {"epoch": 2, "optimizer_step": 5})) == []
+
+
+def test_weights_alone_are_the_last_good_one_only_where_nothing_else_is(tmp_path: Path) -> None:
+    """A script writes `model.pt` for others beside its checkpoint, a moment later: training goes on from the other."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # without a tensor of its own
+    whole, weights = tmp_path / "checkpoint.pt", tmp_path / "model.pt"
+    for newer, path in enumerate((whole, weights)):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 300}
+        torch.save(state if path == whole else model.state_dict(), path)
+        os.utime(path, (1000 + newer, 1000 + newer))
+    assert audit(tmp_path).last_good == str(whole)
+    torch.save({"model": {"weight": torch.full((2, 2), math.nan)}, "optimizer": optimizer.state_dict()}, whole)
+    assert audit(tmp_path).last_good == str(weights)

@@ -49,10 +49,8 @@ def test_a_tensor_of_several_parts_is_judged_by_its_values(tmp_path: Path) -> No
         assert slugs(tmp_path / f"good-{kind}.pt") == []
         assert slugs(tmp_path / f"bad-{kind}.pt") == [("non_finite", (1,))]
         (note,) = check_data(tmp_path / f"bad-{kind}.pt").notes
-        assert note == (
-            f"{tmp_path / f'bad-{kind}.pt'}: its tensor: stored in parts (sparse, nested or quantised); these values are "
-            "judged one by one, not its samples"
-        )
+        parts = "stored in parts (sparse, nested or quantised)"
+        assert note.endswith(f"its tensor: {parts}; these values are judged one by one, not its samples")
 
 
 def test_what_no_rule_reads_is_said(tmp_path: Path) -> None:

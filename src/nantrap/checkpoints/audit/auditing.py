@@ -49,6 +49,7 @@ class _FileAudit(NamedTuple):
     dtypes: Mapping[str, int] = {}
     names: frozenset[str] = frozenset()
     holds_model: bool = False
+    holds_optimizer: bool = False
 
 
 def audit(
@@ -136,8 +137,12 @@ def _should_bisect(family: Sequence[Checkpoint], *, read_all: bool | None) -> bo
 
 
 def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -> str | None:
-    """The newest healthy one with a model; across families by the step inside the files where all of them have it."""
+    """The newest healthy one with a model; across families by the step inside the files where all of them have it.
+
+    Weights alone, such as a `model.pt` for others to use, are named only where no healthy one has an optimizer as well.
+    """
     healthy = [c for c in seen if audits[c.path].healthy and audits[c.path].holds_model]
+    healthy = [c for c in healthy if audits[c.path].holds_optimizer] or healthy
     if not healthy:
         return None
     steps = [audits[checkpoint.path].facts.get("step") for checkpoint in healthy]
@@ -264,6 +269,7 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
         left = len(problems) - MOST_PROBLEMS
         problems = problems[:MOST_PROBLEMS]
         problems.append(checkpoint_problem(problems[-1].code, f"{left:,} more problems of this file are not listed"))
+    roles = {role_of_path(t.path, default=fallback) for extent in contents.extents for t in extent.tensors}
     return _FileAudit(
         name=unit.name,
         format=contents.format,
@@ -272,11 +278,8 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
         facts=facts.shown,
         dtypes=dtypes,
         names=frozenset(contents.names),
-        holds_model=any(
-            role_of_path(tensor.path, default=fallback) in ("model", "ema")
-            for extent in contents.extents
-            for tensor in extent.tensors
-        ),
+        holds_model=bool(roles & {"model", "ema"}),
+        holds_optimizer="optimizer" in roles or "lr" in facts.shown,
     )
 
 
@@ -305,6 +308,7 @@ def _combine(checkpoint: Checkpoint, parts: Sequence[_FileAudit]) -> CheckpointA
         facts=facts,
         files=tuple(part.name for part in parts),
         holds_model=any(part.holds_model for part in parts),
+        holds_optimizer=any(part.holds_optimizer for part in parts),
     )
 
 

@@ -133,6 +133,7 @@ class CheckpointAudit:
     """One checkpoint. `facts` holds what it stores about itself: step, epoch, learning rate, loss scale.
 
     `holds_model`: weights are in it. A run cannot be resumed from a file of random states or of data alone.
+    `holds_optimizer`: an optimizer's state is in it, so that a run goes on as it was.
     """
 
     path: str
@@ -143,6 +144,7 @@ class CheckpointAudit:
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     holds_model: bool = True
+    holds_optimizer: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -185,9 +187,9 @@ class CheckpointAudit:
 class AuditReport:
     """Everything one audit checked, oldest first where there is an order.
 
-    `last_good` is the path of the newest healthy checkpoint that holds a model. `not_read` names the
-    checkpoints that a bisection did not need to open. `hints` are sentences on the run as a whole, such as saves
-    between which nothing was trained.
+    `last_good` is the path of the newest healthy checkpoint that holds a model, and an optimizer where any does.
+    `not_read` names the checkpoints that a bisection did not need to open. `hints` are sentences on the run as a whole,
+    such as saves between which nothing was trained.
     """
 
     checkpoints: tuple[CheckpointAudit, ...]
