@@ -319,7 +319,8 @@ def measure(parts: list[str], match: str, processes: int) -> dict[str, Any]:
         found["commands"] = commands()
     if "programs" in parts:
         tasks = [(path, form) for path in programs(match) for form in FORMS]
-        import explain  # noqa: F401  imported once, for all processes
+        sys.path.insert(0, str(ROOT))
+        import zoo.running  # noqa: F401  imported once, for all processes
 
         answers: dict[str, Any] = {}
         with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:

@@ -1,11 +1,12 @@
 """`Claim`: what a rule says about a failure, before it is decided whether it is proven; and the decorator of the rules.
 
-A rule is one function per cause; its row stands in `incident/codes.py`, its page in `pages/`. Imports no torch.
+A rule is one function for each way in which a cause shows itself; its row stands in `incident/codes.py`, its page in
+`pages/`. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -72,13 +73,36 @@ REGISTERED: Final[dict[str, RuleFunction]] = {}
 """The rules by slug, as their modules were imported; `causes/rules` has them in the order in which they are asked."""
 
 
-def rule(slug: str) -> Callable[[RuleFunction], RuleFunction]:
-    """Register the function that recognises `slug`."""
+def rule(
+    slug: str, *, phase: str = "", ops: Collection[str] = (), made: str = "", dtype: str | tuple[str, ...] = ""
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a function that recognises `slug`. It is asked only where the origin is as described here.
+
+    A cause that shows itself in two ways, in the forward and in the backward pass for example, has a function for each:
+    they are asked in the order in which they are written, up to the first claim.
+
+    Args:
+        slug: of the cause.
+        phase: in which it began.
+        ops: the guilty operation is one of these, as `Case.op` spells it.
+        made: `nan` or `inf`: what the guilty operation made of better inputs.
+        dtype: how the dtype of the bad output begins, or several of these.
+    """
+    assert slug in BY_SLUG, f"{slug} has no row in incident/codes.py"
+
+    def fits(case: Case) -> bool:
+        if (phase and case.phase != phase) or (ops and case.op not in ops):
+            return False
+        return (not made or case.made == made) and case.dtype.startswith(dtype)
 
     def register(function: RuleFunction) -> RuleFunction:
-        assert slug in BY_SLUG, f"{slug} has no row in incident/codes.py"
-        assert slug not in REGISTERED, f"two rules for {slug}"
-        REGISTERED[slug] = function
+        before = REGISTERED.get(slug)
+
+        def asked(case: Case) -> Claim | None:
+            claim = None if before is None else before(case)
+            return function(case) if claim is None and fits(case) else claim
+
+        REGISTERED[slug] = asked
         return function
 
     return register

@@ -29,12 +29,10 @@ _SOLVERS = {
 """Operations that divide by what is singular, and which of their inputs is the matrix."""
 
 
-@rule("degenerate_linalg_backward")
+@rule("degenerate_linalg_backward", phase="backward")
 def degenerate_linalg_backward(case: Case) -> Claim | None:
     """A matrix with a repeated or zero spectrum was decomposed or inverted."""
-    if case.phase == "forward":
-        return _singular_matrix(case)
-    if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):
+    if case.trace is None or not is_decomposition(case.node):
         return None
     if any(word in case.node for word in _TRIANGULAR):
         return _singular_factor(case)
@@ -51,9 +49,10 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
     )
 
 
-def _singular_matrix(case: Case) -> Claim | None:
+@rule("degenerate_linalg_backward", phase="forward", ops=_SOLVERS)
+def singular_matrix(case: Case) -> Claim | None:
     """The forward pass inverted a singular matrix, or solved with it, by a call that raises no error for it."""
-    if case.capture is None or case.op not in _SOLVERS or len(case.inputs) <= _SOLVERS[case.op]:
+    if case.capture is None or len(case.inputs) <= _SOLVERS[case.op]:
         return None
     matrix = case.inputs[_SOLVERS[case.op]]
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or not bool(matrix.isfinite().all()):

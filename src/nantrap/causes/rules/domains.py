@@ -23,12 +23,10 @@ _OF_THE_SECOND: Final = ("xlogy", "special_xlog1py")
 """x · log(y): the logarithm is taken of the second argument."""
 
 
-@rule("log_of_zero")
+@rule("log_of_zero", ops=_LOGARITHMS)
 def log_of_zero(case: Case) -> Claim | None:
     """The logarithm of zero gave -Inf."""
-    if case.op == "linalg_slogdet" and case.phase == "forward":
-        return _determinant_of_zero(case)
-    if case.capture is None or case.op not in _LOGARITHMS or not case.inputs or case.output is None:
+    if case.capture is None or not case.inputs or case.output is None:
         return None
     if case.phase != "forward" and not case.in_users_backward:
         return None
@@ -59,7 +57,8 @@ def _signs(output: Tensor) -> str:
     return "±" if plus and minus else "+" if plus else "-"
 
 
-def _determinant_of_zero(case: Case) -> Claim | None:
+@rule("log_of_zero", phase="forward", ops=("linalg_slogdet",))
+def determinant_of_zero(case: Case) -> Claim | None:
     """log|det A| of a matrix whose determinant is exactly 0."""
     if case.capture is None or case.output is None or len(case.capture.outputs) < 2:
         return None
@@ -116,10 +115,10 @@ def log_space_remedies(case: Case) -> Iterator[Remedy]:
         yield Remedy("binary_cross_entropy_with_logits")
 
 
-@rule("std_of_one_element")
+@rule("std_of_one_element", ops=("std", "var", "var_mean", "std_mean"), made="nan")
 def std_of_one_element(case: Case) -> Claim | None:
     """An unbiased standard deviation of a single element."""
-    if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
+    if case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
     if count != 1:
@@ -149,10 +148,10 @@ def _one_sample(case: Case) -> bool:
     return bool(sizes) and all(size == 1 for size in sizes)
 
 
-@rule("domain_error")
+@rule("domain_error", made="nan")
 def domain_error(case: Case) -> Claim | None:
     """A function was given an argument for which it is not defined."""
-    if case.capture is None or case.made != "nan" or not case.inputs or case.output is None:
+    if case.capture is None or not case.inputs or case.output is None:
         return None
     in_update = case.phase == "optimizer"
     if case.phase != "forward" and not in_update and not case.in_users_backward:

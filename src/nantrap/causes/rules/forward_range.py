@@ -24,12 +24,10 @@ _ALMOST = 0.999
 """A power is beyond the range where its logarithm reaches this part of the limit: the logarithms are rounded."""
 
 
-@rule("exp_overflow")
+@rule("exp_overflow", ops=EXPONENTIALS, made="inf")
 def exp_overflow(case: Case) -> Claim | None:
     """Exp of a finite value exceeded the range of its dtype."""
-    if case.op == "pow":
-        return _power_overflow(case)
-    if case.op not in EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
+    if not case.inputs or case.output is None:
         return None
     x = case.inputs[0]
     top = absmax(x) if case.op in ("cosh", "sinh", *BESSEL) else float(x.max())
@@ -73,9 +71,10 @@ def _bounded_or_in_log_space(case: Case) -> tuple[Trial | None, tuple[Remedy, ..
     return bounded, tuple(remedies)
 
 
-def _power_overflow(case: Case) -> Claim | None:
+@rule("exp_overflow", ops=("pow",), made="inf")
+def power_overflow(case: Case) -> Claim | None:
     """gamma ** t: an exponential in base gamma. A fixed power of something that grew is no such thing."""
-    if case.capture is None or case.made != "inf" or case.output is None or len(case.capture.args) < 2:
+    if case.capture is None or case.output is None or len(case.capture.args) < 2:
         return None
     base, exponent = case.capture.args[:2]
     if not hasattr(exponent, "isfinite"):
@@ -106,10 +105,10 @@ def _power_overflow(case: Case) -> Claim | None:
     )
 
 
-@rule("exploding_recurrence")
+@rule("exploding_recurrence", phase="forward")
 def exploding_recurrence(case: Case) -> Claim | None:
     """One forward pass multiplied its values again and again."""
-    if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
+    if case.trace is None or case.capture is None or case.half:
         return None
     if case.op in ("prod", "cumprod"):
         return _long_product(case)

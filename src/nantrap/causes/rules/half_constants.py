@@ -29,10 +29,10 @@ _END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
 """Infinite at both ends of their domain."""
 
 
-@rule("mask_overflow")
+@rule("mask_overflow", ops=("add", "sub", "rsub", "baddbmm", "addmm"), made="inf")
 def mask_overflow(case: Case) -> Claim | None:
     """A mask value near the dtype's limit overflowed when something was added."""
-    if case.op not in ("add", "sub", "rsub", "baddbmm", "addmm") or case.made != "inf" or case.output is None:
+    if case.output is None:
         return None
     top = limit(case.output)
     addends = case.inputs[:1] if case.op in ("baddbmm", "addmm") else case.inputs
@@ -57,12 +57,10 @@ def mask_overflow(case: Case) -> Claim | None:
     )
 
 
-@rule("eps_underflow_half")
+@rule("eps_underflow_half", phase="forward", ops=(*_ZERO_POLES, *_END_POLES), dtype=HALF)
 def eps_underflow_half(case: Case) -> Claim | None:
     """A value or an epsilon is rounded away in half precision."""
-    if case.phase == "backward":
-        return _swallowed_before_the_slope(case)
-    if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:
+    if case.output is None:
         return None
     pole, zero = _at_pole(case)
     if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
@@ -121,7 +119,8 @@ def _remedies(case: Case, forward: Op | None = None) -> tuple[Remedy, ...]:
     return (*remedies, *in_float32(case, op))
 
 
-def _swallowed_before_the_slope(case: Case) -> Claim | None:
+@rule("eps_underflow_half", phase="backward")
+def swallowed_before_the_slope(case: Case) -> Claim | None:
     """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite. `log1p(-p.clamp(max=1 - 1e-6))` in
     bfloat16: what makes the value harmless does not make the slope so."""
     if case.capture is None or case.trace is None or family_of(case.node)[0] not in _SLOPES:

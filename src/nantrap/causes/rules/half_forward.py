@@ -24,15 +24,10 @@ _REDUCING_LOSSES = (
 )  # fmt: skip
 
 
-_FLOAT8 = "float8"
-
-
-@rule("fp16_loss_overflow")
+@rule("fp16_loss_overflow", phase="forward", ops=_REDUCING_LOSSES, made="inf", dtype="float16")
 def fp16_loss_overflow(case: Case) -> Claim | None:
     """The loss was reduced in half precision and overflowed."""
-    if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
-        return None
-    if case.location.module != "loss" or case.capture.op.inside or case.op not in _REDUCING_LOSSES:
+    if case.capture is None or case.location.module != "loss" or case.capture.op.inside:
         return None
     if _goes_into_the_model(case):
         return None  # before the model, or between two of its parts: no loss
@@ -56,16 +51,10 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
     )
 
 
-@rule("fp16_forward_overflow")
+@rule("fp16_forward_overflow", phase="forward", made="inf", dtype="float16")
 def fp16_forward_overflow(case: Case) -> Claim | None:
-    """An activation exceeded the range of float16, or of a format of one byte."""
-    if case.phase != "forward" or case.capture is None:
-        return None
-    if case.dtype.startswith(_FLOAT8):
-        return _float8_overflow(case)
-    if case.dtype != "float16" or case.made != "inf":
-        return None
-    if case.wrong_kernel is not None:
+    """An activation exceeded the range of float16."""
+    if case.capture is None or case.wrong_kernel is not None:
         return None  # a kernel gave other values than its plain form, and these reached the limit
     if (written := overflowed_buffer(case)) is not None:
         summary = f"{written.name} is kept in float16, and a value beyond its range was written into it"
@@ -94,7 +83,8 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     )
 
 
-def _float8_overflow(case: Case) -> Claim | None:
+@rule("fp16_forward_overflow", phase="forward", dtype="float8")
+def float8_overflow(case: Case) -> Claim | None:
     """A cast to a format of one byte: e5m2 has an Inf beyond its range, e4m3fn a NaN."""
     import torch
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import Op
 
 
-@rule("adam_eps_underflow_half")
+@rule("adam_eps_underflow_half", phase="optimizer", ops=("addcdiv", "div"))
 def adam_eps_underflow_half(case: Case) -> Claim | None:
     """Adam's eps is zero in the precision of its state."""
-    if case.phase != "optimizer" or case.op not in ("addcdiv", "div") or case.capture is None:
+    if case.capture is None:
         return None
     denominator = case.inputs[-1]
     if denominator.numel() <= 1 or not bool((denominator == 0).any()):
@@ -53,10 +53,10 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
     )
 
 
-@rule("optimizer_constant_rounding")
+@rule("optimizer_constant_rounding", phase="optimizer", ops=("div", "reciprocal", "addcdiv", "rsqrt"))
 def optimizer_constant_rounding(case: Case) -> Claim | None:
     """An optimizer constant rounds to one in its precision."""
-    if case.phase != "optimizer" or case.op not in ("div", "reciprocal", "addcdiv", "rsqrt") or case.capture is None:
+    if case.capture is None:
         return None
     divisors = [t for t in case.inputs if t.numel() == 1 and bool((t == 0).all())]
     scalar_zero = any(number == 0.0 for number in case.capture.op.scalars)
@@ -129,10 +129,10 @@ def _rounded_to_one(case: Case) -> str:
     return ""
 
 
-@rule("loss_scale_misuse")
+@rule("loss_scale_misuse", phase="backward")
 def loss_scale_misuse(case: Case) -> Claim | None:
     """The loss scale overflowed, collapsed or was applied in the wrong order."""
-    if case.phase != "backward" or case.trace is None or not case.any_half:
+    if case.trace is None or not case.any_half:
         return None
     scale = case.run.scale if case.run.scale and case.run.scale > 1 else _scale_by_hand(case)
     if scale is None:

@@ -35,11 +35,11 @@ _MOVES = (
 _SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "norm", "native_layer_norm", "abs")
 
 
-@rule("empty_reduction")
+@rule("empty_reduction", phase="forward", made="nan")
 def empty_reduction(case: Case) -> Claim | None:
     """A mean or quotient was taken over zero elements."""
     capture = case.capture
-    if capture is None or case.made != "nan" or case.phase != "forward":
+    if capture is None:
         return None
     if case.op.startswith("nll_loss"):
         target, ignored = capture.args[1], capture.args[4]
@@ -170,17 +170,17 @@ _MOST_REDUCTIONS: Final = 4
 """Each costs one more run of the step, to record what it was given."""
 
 
-@rule("softmax_fully_masked_row")
+@rule("softmax_fully_masked_row", ops=("softmax", "log_softmax", "safe_softmax"))
 def softmax_fully_masked_row(case: Case) -> Claim | None:
     """Softmax over a row in which every position is masked."""
     capture = case.capture
-    if capture is None or case.op not in ("softmax", "log_softmax", "safe_softmax"):
-        return _reduced(case)
+    if capture is None:
+        return None
     scores, dim = capture.args[0], int(capture.args[1]) if isinstance(capture.args[1], int) else -1
     bad_rows = case.output.isnan().any(dim=dim) if case.output is not None else None
     masked_rows = (scores == -math.inf).all(dim=dim)
     if bad_rows is None or not bool(masked_rows.any()) or not bool((bad_rows == masked_rows).all()):
-        return _reduced(case)
+        return None
     count = int(masked_rows.sum())
     samples = among_samples(masked_rows, case.location.samples)
     which = f", from sample {listed(samples)}" if samples else ""
@@ -200,7 +200,8 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
     )
 
 
-def _reduced(case: Case) -> Claim | None:
+@rule("softmax_fully_masked_row")
+def masked_row_reduced(case: Case) -> Claim | None:
     """A maximum or logsumexp of such a row: -Inf, of which a later operation made NaN, or which reached the loss."""
     for op in _reductions_before(case):
         capture = case.operands_of(op.index)

@@ -41,12 +41,10 @@ _ROUNDINGS = 64
 """The rounding error of a cosine of long vectors, at most, in units of the last digit that its dtype holds."""
 
 
-@rule("arccos_boundary")
+@rule("arccos_boundary", phase="backward", ops=("rsqrt",))
 def arccos_boundary(case: Case) -> Claim | None:
     """The derivative of acos or asin is infinite at ±1."""
-    if case.phase == "forward":
-        return _just_outside(case)
-    if case.phase != "backward" or case.node not in _ENDS or not _root_of_zero(case):
+    if case.node not in _ENDS or not _root_of_zero(case):
         return None
     assert case.output is not None
     call, end, slope = _ENDS[case.node]
@@ -71,15 +69,15 @@ def arccos_boundary(case: Case) -> Claim | None:
 
 def _root_of_zero(case: Case) -> bool:
     """Whether the slope divides by a root that is exactly 0 at all bad places."""
-    if case.op != "rsqrt" or not case.inputs or case.output is None or case.inputs[0].shape != case.output.shape:
+    if not case.inputs or case.output is None or case.inputs[0].shape != case.output.shape:
         return False
     return bool((case.inputs[0][~case.output.isfinite()] == 0).all())
 
 
-@rule("singular_gradient_at_zero")
+@rule("singular_gradient_at_zero", phase="backward")
 def singular_gradient_at_zero(case: Case) -> Claim | None:
     """The derivative is infinite at exactly zero."""
-    if case.phase != "backward" or case.capture is None:
+    if case.capture is None:
         return None
     if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
         return _too_steep_for_half(case, steep)
@@ -188,9 +186,10 @@ def _zeros(case: Case) -> str:
     return f"what it divides by is as small as {float(x.abs().double().min()):.3g}"
 
 
-def _just_outside(case: Case) -> Claim | None:
+@rule("arccos_boundary", phase="forward", ops=("acos", "asin"), made="nan")
+def just_outside(case: Case) -> Claim | None:
     """acos of 1.0000001: rounding moved a cosine just outside the domain, and the value itself is NaN."""
-    if case.op not in ("acos", "asin") or case.made != "nan" or not case.inputs:
+    if not case.inputs:
         return None
     given = case.inputs[0].double()
     beyond = given.abs() - 1
