@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Rerun, clip
@@ -23,7 +25,8 @@ from nantrap.finite import any_nonfinite
 from nantrap.incident import Magnitudes
 from nantrap.locate.batch import tensors_of, with_tensor
 from nantrap.locate.budget import Budget
-from nantrap.locate.failure import Part
+from nantrap.locate.failure import Beside, Part
+from nantrap.locate.nodes import leaves_below
 from nantrap.locate.replay.replay import fails_alike, forward_and_backward
 from nantrap.locate.torch_private import DispatchMode, is_in_backward, without_post_hooks
 from nantrap.locate.trace import Op
@@ -32,6 +35,8 @@ from nantrap.locate.trace.storage import extremes, tensors_in
 from nantrap.locate.wrapping import layers_of, state_tensors
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
 
 _SHOWN = 32
@@ -123,15 +128,31 @@ def with_earlier_inputs(case: Case) -> list[Any]:
 def moved(case: Case) -> float:
     """How far the updates since an older state moved what is trained, in units of its own size then; 0 if unknown."""
     older = older_state(case)
-    if older is None:
-        return 0.0
     trained = [parameter for parameter in case.failure.parameters.values() if parameter.requires_grad]
-    pairs = [(parameter.detach(), older.value_of(parameter)) for parameter in trained]
+    return 0.0 if older is None else distance(trained, older.value_of)
+
+
+def distance(trained: Iterable[Tensor], value_of: Callable[[Tensor], Tensor | None]) -> float:
+    """How far these weights are from what they were, in units of their own size then; 0 if unknown.
+
+    Args:
+        trained: the weights.
+        value_of: the copy of one of them.
+    """
+    pairs: list[tuple[Tensor, Any]] = [(parameter.detach(), value_of(parameter)) for parameter in trained]
     if any(hasattr(now, "to_local") or then is None or then.shape != now.shape for now, then in pairs):
         return 0.0
     size = math.hypot(*(float(then.double().norm()) for _, then in pairs))
-    distance = math.hypot(*(float((now.double() - then.double()).norm()) for now, then in pairs))
-    return distance / size if size else 0.0
+    moved = math.hypot(*(float((now.double() - then.double()).norm()) for now, then in pairs))
+    return moved / size if size else 0.0
+
+
+def beside(case: Case) -> list[Beside]:
+    """The other networks of the training that the loss of the step reads, each with those of its weights alone."""
+    loss = case.failure.loss
+    read = {id(leaf) for leaf in leaves_below(loss)} if loss is not None and case.run.beside else set()
+    found = [one._replace(parameters=tuple(p for p in one.parameters if id(p) in read)) for one in case.run.beside]
+    return [one for one in found if one.parameters]
 
 
 def drift(case: Case) -> float | None:
@@ -159,19 +180,25 @@ def drift(case: Case) -> float | None:
 
 
 def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
-    """The step of a state that is older than all recent steps, and what writes its weights; `None` if none is kept."""
+    """The step of a state that is older than all recent steps, and what writes its weights; `None` if none is kept.
+
+    The other networks that the loss reads are taken back to their oldest states with it.
+    """
     recent = case.run.history.applied()[-RECENT:]
     anchors = [] if case.run.anchors is None or not recent else case.run.anchors.candidates()
     anchor = next((anchor for anchor in reversed(anchors) if anchor.step <= recent[0].step), None)
-    first = case.run.first
+    first, others = case.run.first, beside(case)
     if anchor is not None:
         step, value_of = anchor.step, anchor.snapshot.value_of
     elif first is not None and recent and first.fits():
         step, value_of = case.run.history.applied()[0].step, first.value_of
+    elif others and not recent:  # no update of its own: its weights are those it began with
+        step, value_of = case.failure.step, torch.Tensor.detach
     else:
         return None
     trained = [parameter for parameter in case.failure.parameters.values() if parameter.requires_grad]
-    pairs = [(parameter, value_of(parameter)) for parameter in trained]
+    pairs: list[tuple[Tensor, Any]] = [(parameter, value_of(parameter)) for parameter in trained]
+    pairs += [(parameter, one.value_of(parameter)) for one in others for parameter in one.parameters]
     if any(value is None or value.shape != parameter.shape for parameter, value in pairs):
         return None
 

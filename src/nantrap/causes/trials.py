@@ -21,6 +21,7 @@ from torch import Tensor
 from nantrap.causes.changes import LOG_SPACE, WIDE, LogSpace, SinglePrecision, WideLines
 from nantrap.causes.earlier_steps import (
     RateOf,
+    beside,
     drift,
     drive,
     driven,
@@ -446,12 +447,14 @@ class Laboratory:
                 raise LookupError("it fails at another operation")
             return Rerun(not replay.failed, replay.loss)
 
-        return self.run("older_weights", f"the weights of step {since:,}", experiment, harness="step")
+        both = ", and those that the other network had before its updates" if beside(self._case) else ""
+        return self.run("older_weights", f"the weights of step {since:,}{both}", experiment, harness="step")
 
     @contextlib.contextmanager
     def _altered(self, alter: Callable[[], None]) -> Iterator[None]:
         """Changed weights, while the step runs. Inside the rewound step: rewinding restores the parameters, too."""
-        kept = [(p, p.detach().clone()) for p in self._case.failure.parameters.values()]
+        others = [parameter for one in beside(self._case) for parameter in one.parameters]
+        kept = [(p, p.detach().clone()) for p in (*self._case.failure.parameters.values(), *others)]
         try:
             with torch.no_grad():
                 alter()

@@ -172,6 +172,7 @@ class Session:
         anchors: older states in memory.
         recovery: the way back to an older state or a checkpoint.
         takes_turns: whether another guard moves weights between the steps of this one.
+        others: the sessions of guards that did so, held weakly.
         at_once: why each step is read before its update, in words; empty if it is read one step later.
         recorder: journal, messages, tally.
         armed: steps that are traced while they run.
@@ -179,8 +180,9 @@ class Session:
     """
 
     __slots__ = (
-        "__weakref__", "alone", "anchors", "armed", "at_once", "earlier", "ladder", "policy", "progress", "protected",
-        "ranges", "ranks", "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "takes_turns", "watch",
+        "__weakref__", "alone", "anchors", "armed", "at_once", "earlier", "ladder", "others", "policy", "progress",
+        "protected", "ranges", "ranks", "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "takes_turns",
+        "watch",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, setup: Setup) -> None:
@@ -248,12 +250,15 @@ class Session:
             has_policy=setup.by != "script",
         )
         self.takes_turns = False
+        self.others: weakref.WeakSet[Session] = weakref.WeakSet()
         self._introduce()
 
     def take_turn(self) -> None:
         """Another guard made the last step of this process. Where that happens in the middle of a run, two optimizers
         take turns (a GAN), and a step that was run again later would meet other weights: each is read at once."""
         before, last_turn[0] = last_turn[0](), weakref.ref(self)
+        if before is not None:
+            self.others.add(before)
         if before is None or not self.recorder.tally.attempted:
             return
         for session in (before, self):

@@ -89,6 +89,24 @@ class Crew(Protocol):
         """The steps since an older state, and the failed one, by all ranks with these learning rates."""
 
 
+class Beside(NamedTuple):
+    """Another network of the same training: another guard of this process makes its steps, between those of this one.
+
+    Attributes:
+        parameters: those that its optimizer updates.
+        rate: its highest learning rate.
+        step: of its oldest state that is kept.
+        value_of: the copy of a parameter in that state.
+        updates: how many updates were made since then.
+    """
+
+    parameters: tuple[Tensor, ...]
+    rate: float
+    step: int
+    value_of: Callable[[Tensor], Tensor | None]
+    updates: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What is known of the run around a step that failed.
@@ -99,6 +117,7 @@ class RunFacts:
         max_grad_norm: to what the guard clips.
         anchors: older states, from which trials run the steps since then again.
         first: a copy of parameters and optimizer state from before the first update, where no anchors are kept.
+        beside: other networks of the same training, as far as an older state of them is kept.
         ema_modules: averages of the weights.
         scheduler: the guard's scheduler, or `None`.
         untouched: whether parameters and optimizer state are those that the last step left; `None` if not known.
@@ -112,6 +131,7 @@ class RunFacts:
     max_grad_norm: float | None = None
     anchors: Any = None
     first: Any = None
+    beside: tuple[Beside, ...] = ()
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None
     untouched: bool | None = None

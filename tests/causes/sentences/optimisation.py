@@ -44,6 +44,21 @@ PROGRAMS: dict[str, str] = {
         optimizer = torch.optim.Adam(model.parameters(), lr=1e15)
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
+    "a recurrence whose gradient Adam cannot square": """
+        model = nn.Linear(16, 16, bias=False)
+        nn.init.normal_(model.weight, std=2.0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        batches = [torch.randn(8, 16, generator=draw)]
+        def loss_fn(x):
+            for _ in range(14): x = model(x)
+            return x.square().mean()
+    """,
+    "a large weight, and a loss times 1e21": """
+        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+        model[0].weight.data.mul_(20)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        def loss_fn(x): return (model(x) - 1).abs().mean() * 1e21
+    """,
     "a moderate gain in 200 layers": """
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(200)))
         for layer in model: nn.init.normal_(layer.weight, std=1.0)
@@ -264,6 +279,13 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a moderate gain in 200 layers", "weights far too large"): (
         "the weights are initialised too large for this depth: each of ",
         "or normalise between the layers",
+    ),
+    ("a recurrence whose gradient Adam cannot square", "a large weight, and a loss times 1e21"): (
+        "the weights are initialised far too large: weight multiplies by about 8.",
+        "bad_initialisation comes earlier or is more exact, and is named first",
+    ),
+    ("a recurrence whose gradient Adam cannot square, two lines", "a large weight, and a loss times 1e21"): (
+        "with those weights rescaled the step is finite",
     ),
     ("a norm that the optimizer computes of gradients of 1e20", "gradients that grow alone"): (
         "overflows when the optimizer squares it",

@@ -25,33 +25,33 @@ _BOUNDED = 1e3
 @rule("grad_norm_overflow")
 def grad_norm_overflow(case: Case) -> Claim | None:
     """The norm of finite gradients overflowed."""
-    finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
-    squared = None if finding is not None else _largest_squared(case)
-    if finding is None and squared is None:
+    overflowed = overflowed_square(case)
+    if overflowed is None:
         return None
-    messenger = updates_explain(case)
-    if squared is not None:
-        name, largest, end = squared
-        facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {end:.3g}"]
-        if _in_second_moment(case):
-            facts.append(
-                "a second moment that is Inf divides every later update to 0: the weight would never move again"
-            )
-        return Claim(
-            "hint" if messenger else "measured",
-            f"a finite gradient of {largest:.3g} overflows when the optimizer squares it",
-            tuple(facts),
-            help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or clip the "
-            "gradients (max_grad_norm=1.0)",
-        )
-    assert finding is not None
+    summary, facts, advice = overflowed
     return Claim(
-        "hint" if messenger else "measured",
-        "every gradient is finite, but their norm overflows: clipping would silently zero the update",
-        (finding.note,),
-        help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or take the norm "
-        "in float32 for half-precision gradients",
+        "hint" if updates_explain(case) else "measured",
+        summary,
+        facts,
+        help=f"bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or {advice}",
     )
+
+
+def overflowed_square(case: Case) -> tuple[str, tuple[str, ...], str] | None:
+    """That finite gradients overflowed in their norm, or as a square in the optimizer: in one line, what was measured,
+    and what helps besides smaller ones. `None` if they did not."""
+    finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
+    if finding is not None:
+        summary = "every gradient is finite, but their norm overflows: clipping would silently zero the update"
+        return summary, (finding.note,), "take the norm in float32 for half-precision gradients"
+    if (squared := _largest_squared(case)) is None:
+        return None
+    name, largest, end = squared
+    facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {end:.3g}"]
+    if _in_second_moment(case):
+        facts.append("a second moment that is Inf divides every later update to 0: the weight would never move again")
+    summary = f"a finite gradient of {largest:.3g} overflows when the optimizer squares it"
+    return summary, tuple(facts), "clip the gradients (max_grad_norm=1.0)"
 
 
 def _largest_squared(case: Case) -> tuple[str, float, float] | None:

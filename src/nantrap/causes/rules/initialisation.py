@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import lone_giant
+from nantrap.causes.rules.gradients import overflowed_square
 from nantrap.thresholds import LARGE_GAIN
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ _COMPOUNDED = 1e6
 """What the gains of such layers multiply to at least: a healthy initialisation stays within a factor of 100."""
 _KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
 
+_BEFORE_THE_SQUARE = 518
+"""Weights that made gradients beyond their square come before these: that the square overflowed is where it shows."""
 _MOST_NAMED = 3
 """More weights than these are not listed in the help: it says how to initialise them instead."""
 
@@ -27,7 +30,10 @@ _MOST_NAMED = 3
 @rule("bad_initialisation")
 def bad_initialisation(case: Case) -> Claim | None:
     """The first forward pass is already far outside any useful range."""
-    if not case.first_step or case.phase not in ("forward", "backward") or case.half or case.trace is None:
+    if not case.first_step or case.half or case.trace is None:
+        return None
+    squared = overflowed_square(case)  # finite gradients that only their square, or their norm, cannot hold
+    if case.phase not in ("forward", "backward") and squared is None:
         return None
     if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
         return None  # at a pole or outside a domain: no question of size
@@ -69,6 +75,7 @@ def bad_initialisation(case: Case) -> Claim | None:
         help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)"
         + (", or normalise between the layers" if deep else ""),
         remedies=(Remedy(trial.change, trial),) if few else (),
+        precedence=None if squared is None else _BEFORE_THE_SQUARE,
     )
 
 

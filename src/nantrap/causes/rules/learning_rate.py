@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim, Remedy, rule
+from nantrap.causes.earlier_steps import beside, distance
 from nantrap.incident import Trial
 from nantrap.thresholds import has_grown, is_absurd_rate
 
@@ -66,6 +67,8 @@ def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit."""
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
+    if (thrown := _thrown_beside(case)) is not None:
+        return thrown
     if not _may_be_too_high(case):
         return _within_one_step(case)
     rates = _last_rates(case)
@@ -104,7 +107,7 @@ def lr_too_high(case: Case) -> Claim | None:
         else _gentler(case, "")
         if stable
         else _gentler(case, f"lower the learning rate{tried if known else ''}") + _or_a_batch(case),
-        contests=not case.failure.repeatable and _is_likely(case, rate),
+        contests=_is_between_networks(case, trial) or (not case.failure.repeatable and _is_likely(case, rate)),
         precedence=_BEFORE_PRECISION if _throws_at_once(case, rate) else None,
     )
 
@@ -164,7 +167,11 @@ def _undone(case: Case, rate: float) -> Trial | None:
 
 def _throws_at_once(case: Case, rate: float) -> bool:
     """Whether each update moved the weights by more than their own size, and a usual learning rate would not have."""
-    each = case.lab.moved / max(1, case.lab.updates)
+    return _is_thrown_at_once(case.lab.moved / max(1, case.lab.updates), rate)
+
+
+def _is_thrown_at_once(each: float, rate: float) -> bool:
+    """Whether updates that move the weights by so many times their own size come from their learning rate."""
     return each >= _THROWN_AT_ONCE and rate > _USUAL_RATE and each * _USUAL_RATE / rate < _THROWN
 
 
@@ -195,6 +202,39 @@ def _thrown_away(case: Case, rate: float, undone: Trial) -> Claim:
         shows=f"with {undone.change} the step is finite",
         help=_gentler(case, f"lower the learning rate{_for_example(rate)}"),
     )
+
+
+def _is_between_networks(case: Case, trial: Trial) -> bool:
+    """Whether lower rates could not be tried because another network took steps in between, and yet the weights from
+    before the updates clear the step: what failed in it is not decided against a learning rate that is too high."""
+    if not case.run.beside or trial.finite is not None or not _thrown(case):
+        return False
+    older = case.lab.older_weights()
+    return older is not None and older.finite is True
+
+
+def _thrown_beside(case: Case) -> Claim | None:
+    """The updates of another network that the loss reads threw its weights away: both are taken back together."""
+    if case.phase not in ("forward", "backward") or case.external is not None:
+        return None
+    for other in beside(case):
+        far = distance(other.parameters, other.value_of)
+        if not _is_thrown_at_once(far / max(1, other.updates), other.rate):
+            continue
+        trial = case.lab.older_weights()
+        if trial is not None and trial.finite is False:
+            return None
+        return Claim(
+            "tried",
+            f"a learning rate of {other.rate:.4g} is beyond the stability limit: the updates of another network, which "
+            "this loss reads, threw its weights away",
+            (f"since step {other.step:,} of that network its updates moved the weights by {far:.3g} times their size",),
+            trial=trial,
+            shows="" if trial is None else f"with {trial.change} the step is finite",
+            help=_gentler(case, f"lower that learning rate (for example to {min(other.rate / 100, _USUAL_RATE):.3g})"),
+            contests=True,
+        )
+    return None
 
 
 def updates_explain(case: Case) -> bool:

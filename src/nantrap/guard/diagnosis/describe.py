@@ -7,6 +7,7 @@ the next. `diagnose` decides which of them apply.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Action, Cause, Evidence, Fix, Incident, Phase
 from nantrap.locate import Failure, Location, RunFacts
 from nantrap.locate.budget import Budget
+from nantrap.locate.failure import Beside
 from nantrap.locate.twoline.terms import terms_of
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
@@ -137,12 +139,26 @@ def run_facts(session: Session) -> RunFacts:
         max_grad_norm=session.setup.max_grad_norm,
         anchors=session.anchors,
         first=protected.first,
+        beside=tuple(_beside(session)),
         ema_modules=tuple(protected.averages),
         scheduler=session.setup.scheduler,
         untouched=protected.untouched(),
         loaded=session.progress.loaded,
         bad_before=protected.bad_before,
     )
+
+
+def _beside(session: Session) -> Iterator[Beside]:
+    """The other networks of this training, each with its oldest state that is kept."""
+    for other in session.others:
+        anchors, first, applied = other.anchors.candidates(), other.protected.first, other.recorder.history().applied()
+        state = anchors[-1].snapshot if anchors else first
+        if not applied or state is None or not state.fits():
+            continue
+        step = anchors[-1].step if anchors else applied[0].step
+        updates = sum(record.step >= step for record in applied)
+        rate = max(applied[-1].lr, default=math.nan)
+        yield Beside(tuple(other.protected.members.parameters), rate, step, state.value_of, updates)
 
 
 def with_location(incident: Incident, location: Location) -> Incident:

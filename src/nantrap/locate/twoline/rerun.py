@@ -15,17 +15,18 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nantrap.locate.batch import tensors_of
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Failure
-from nantrap.locate.replay.replay import autocast_like, eagerly
+from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
 from nantrap.locate.replay.rng import RngState
-from nantrap.locate.replay.root_call import RootCall
+from nantrap.locate.replay.root_call import Factor, RootCall
 from nantrap.locate.twoline.caller import (
     Frame,
     FrameworkCall,
@@ -38,8 +39,9 @@ from nantrap.locate.twoline.caller import (
 )
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
-from nantrap.locate.twoline.same_loss import applied_after, ends_of, own_loss, same_graph, same_inputs, same_value
+from nantrap.locate.twoline.same_loss import applied_after, ends_of, same_inputs, same_value
 from nantrap.locate.twoline.slicing import bad_data, depended_on, holds_tensors
+from nantrap.locate.wrapping import arguments_by_name
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
@@ -96,7 +98,7 @@ def compute_again(failed: Failure, budget: Budget | None = None) -> Again | None
                         tried += 1
                         if tried > 1 and budget is not None and budget.spent:
                             return without_batch
-                        again = _verified(_Rerun(part, failed, calls, ambient, begin))
+                        again = _Rerun(part, failed, calls, ambient, begin).verified()
                         if again is not None and part.has_batch:
                             return again
                         without_batch = without_batch or again
@@ -111,17 +113,43 @@ def _by_framework(failed: Failure, calls: list[RootCall]) -> Again | None:
     with contextlib.suppress(NotRepeatable, Exception):
         part = _Slice.of_entry(entry)
         for ambient, begin in _settings(calls[0]):
-            if (again := _verified(_Rerun(part, failed, calls, ambient, begin))) is not None:
+            if (again := _Rerun(part, failed, calls, ambient, begin).verified()) is not None:
                 return again
     return None
 
 
 def _by_the_model(failed: Failure, calls: list[RootCall]) -> Again | None:
-    """By the model alone, which has computed the loss itself."""
+    """By the model alone, which has computed the loss itself, as those of transformers do."""
     if len(calls) != 1 or failed.loss is None or calls[0].nodes.isdisjoint(ends_of(failed.loss)):
         return None
-    own = own_loss(failed, calls[0])
-    return None if own is None else Again(own.forward, own.batch, calls[0].rng, None)
+    (call,) = calls
+    module = called_again(call, failed)
+    batch, given = _as_batch(call, module)
+
+    def forward(batch: Any) -> Any:
+        args, named = given(batch)
+        with torch.enable_grad(), autocast_like(call.autocast), call.as_made(failed.root):
+            return module(*args, **named)
+
+    return _verified(failed, forward, Again(forward, batch, call.rng, None), call.factors)
+
+
+def _as_batch(call: RootCall, module: nn.Module) -> tuple[Any, Callable[[Any], tuple[Sequence[Any], dict[str, Any]]]]:
+    """What a call of the model was given, as a batch, and how another batch is given to it.
+
+    Arguments have the names in the model's `forward`; where a framework sends another method through the call, they
+    have none. A single tensor is the batch itself.
+    """
+    args, named = call.args, call.kwargs
+    if call.redirected is None and (named or len(args) != 1 or not isinstance(args[0], Tensor)):
+        names = list(arguments_by_name(module, args, named))[len(args) :]
+        return arguments_by_name(module, args, named), lambda batch: (
+            list(batch.values())[: len(args)],
+            {name: batch[name] for name in names},
+        )
+    if not named:
+        return (args[0], lambda batch: ((batch,), {})) if len(args) == 1 else (args, lambda batch: (batch, {}))
+    return ((args, named), lambda batch: batch) if args else (named, lambda batch: ((), batch))
 
 
 def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:
@@ -136,10 +164,31 @@ def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, 
             yield ambient, call.rng._replace(torch_cpu=call.stream)
 
 
-def _verified(run: _Rerun) -> Again | None:
-    with contextlib.suppress(NotRepeatable, Exception):
-        return run.verified()
+def _verified(failed: Failure, forward: Callable[[Any], Any], way: Again, factors: Sequence[Factor]) -> Again | None:
+    """A way, if one of the tensors that it gives is the loss of the failed step, or that loss before a framework
+    divided it.
+
+    Args:
+        failed: the failed step.
+        forward: what is run to compute the loss.
+        way: the batch with which that begins, and its random streams.
+        factors: by what the loss was divided and multiplied at its end, as far as that was read.
+    """
+    assert failed.loss is not None
+    with contextlib.suppress(NotRepeatable, Exception), failed.rewound(), eagerly():
+        way.rng.restore()
+        for path, found in tensors_of(forward(way.batch)):
+            if found.numel() != 1 or found.grad_fn is None:
+                continue
+            outer = applied_after(failed.loss, found, factors)
+            if outer is not None and same_value(failed, float(outer(found).detach())):
+                return replace(way, forward=functools.partial(_loss_of, forward, path, outer))
     return None
+
+
+def _loss_of(forward: Callable[[Any], Any], path: str, outer: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
+    """The loss of a batch: where it is in what `forward` gives, and what a framework does with it after that."""
+    return outer(dict(tensors_of(forward(batch)))[path])
 
 
 # ---- which statements
@@ -360,30 +409,16 @@ class _Rerun:
         self._begin = begin
         self._called = 0
         self._checks_streams = True
-        self._outer: Callable[[Tensor], Tensor] | None = None  # what a framework did with the loss
 
     def verified(self) -> Again | None:
         """The way to compute it again, if it gives the loss of the failed step."""
-        names = self._part.names
-        chosen = self._part.batch_names
+        names, chosen = self._part.names, self._part.batch_names
         batch = names[chosen[0]] if len(chosen) == 1 else {name: names[name] for name in chosen} if chosen else ()
-        failed = self._failed
-        assert failed.loss is not None
+        way = Again(self.forward, batch, self._begin, self._part.lines)
         try:
-            with failed.rewound(), eagerly():
-                self._begin.restore()
-                loss = self.forward(batch)
-                if not same_graph(failed.loss.grad_fn, loss.grad_fn):
-                    known = self._calls[-1].factors if self._calls else ()
-                    self._outer = applied_after(failed.loss, loss, known, same_graph)
-                    if self._outer is None:
-                        return None
-                    loss = self._outer(loss)
-                if not same_graph(failed.loss.grad_fn, loss.grad_fn) or not same_value(failed, float(loss.detach())):
-                    return None
+            return _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
         finally:
             self._checks_streams = False
-        return Again(self.forward, batch, self._begin, self._part.lines)
 
     def forward(self, batch: Any) -> Tensor:
         """The loss of a batch."""
@@ -411,7 +446,7 @@ class _Rerun:
             found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])
         if not isinstance(found, Tensor):
             raise (NotRepeatable if self._checks_streams else RuntimeError)("a loss that is no tensor")
-        return found if self._outer is None else self._outer(found)
+        return found
 
     def _call_model(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The model as it was called: with the random streams of that call."""

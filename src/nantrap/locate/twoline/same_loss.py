@@ -1,7 +1,5 @@
 """Whether a loss that was computed again is the loss of the failed step: the same graph, and the same value.
 
-A model that computes its own loss, as those of transformers do, needs nothing but its call for it (`OwnLoss`).
-
 A framework may divide or multiply a loss once more after the program has computed it: `accelerator.backward(loss)`
 divides by the number of micro-batches. The statements of the program then give the loss before the division, and its
 graph is a part of the graph of the loss that failed (`applied_after`).
@@ -9,10 +7,8 @@ graph is a part of the graph of the loss that failed (`applied_after`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,10 +18,8 @@ from nantrap.finite import same_values
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
-from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
 from nantrap.locate.replay.root_call import MOST_CALLS, Factor, RootCall
 from nantrap.locate.torch_private import raw_tensor
-from nantrap.locate.wrapping import arguments_by_name
 
 _MOST_NODES = 20_000
 _DIVIDES = {"DivBackward0": True, "MulBackward0": False}
@@ -95,81 +89,6 @@ def _past_views(node: Any) -> Any:
     return node
 
 
-@dataclass(frozen=True, slots=True)
-class OwnLoss:
-    """Computes the loss by the model's call alone.
-
-    Attributes:
-        failed: the failed step.
-        call: its only call of the model.
-        path: which of the model's outputs is the loss.
-        outer: what a framework did with the loss after the model had computed it.
-    """
-
-    failed: Failure
-    call: RootCall
-    path: str = ""
-    outer: Callable[[Tensor], Tensor] | None = None
-
-    @property
-    def batch(self) -> Any:
-        """The arguments of the call, by the names in the model's `forward`; a single tensor is the batch itself."""
-        args, named = self.call.args, self.call.kwargs
-        if self._is_by_name:
-            return arguments_by_name(called_again(self.call, self.failed), args, named)
-        if not named:
-            return args[0] if len(args) == 1 else args
-        return named if not args else (args, named)
-
-    @property
-    def _is_by_name(self) -> bool:
-        """Whether the arguments have names: where a framework sends another method through the call, they have not."""
-        args, named = self.call.args, self.call.kwargs
-        return self.call.redirected is None and bool(named or len(args) != 1 or not isinstance(args[0], Tensor))
-
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
-        found = dict(tensors_of(self.run(batch)))[self.path]
-        return found if self.outer is None else self.outer(found)
-
-    def run(self, batch: Any) -> Any:
-        """Call the model again with this batch in the place of the arguments that were the batch."""
-        args, named = self.call.args, self.call.kwargs
-        if self._is_by_name:
-            given = list(batch.items())
-            args, named = tuple(value for _, value in given[: len(args)]), dict(given[len(args) :])
-        elif not named:
-            args = (batch,) if len(args) == 1 else tuple(batch)
-        elif not args:
-            named = batch
-        else:
-            args, named = batch
-        with torch.enable_grad(), autocast_like(self.call.autocast), self.call.as_made(self.failed.root):
-            return called_again(self.call, self.failed)(*args, **named)
-
-
-def own_loss(failed: Failure, call: RootCall) -> OwnLoss | None:
-    """The way to compute the failed loss by the model's call; `None` if no output of the model is that loss again.
-
-    Args:
-        failed: the failed step.
-        call: its only call of the model.
-    """
-    loss, own = failed.loss, OwnLoss(failed, call)
-    assert loss is not None
-    with contextlib.suppress(Exception), failed.rewound(), eagerly():
-        call.rng.restore()
-        for path, found in tensors_of(own.run(own.batch)):
-            if found.numel() != 1 or found.grad_fn is None:
-                continue
-            same = same_graph(loss.grad_fn, found.grad_fn)
-            outer = None if same else applied_after(loss, found, call.factors, same_graph)
-            if same or outer is not None:
-                now = found if outer is None else outer(found)
-                return replace(own, path=path, outer=outer) if same_value(failed, float(now.detach())) else None
-    return None
-
-
 # ---- what followed after the program had computed the loss
 
 
@@ -183,8 +102,11 @@ def ends_of(loss: Tensor) -> set[Any]:
     return {loss.grad_fn, *(below for _, below in _above(loss.grad_fn))}
 
 
-def applied_after(then: Tensor, now: Tensor, known: Sequence[Factor], same: Callable[[Any, Any], bool]) -> Any:
-    """What the failed loss went through after the program had computed it: a function of that loss, or `None`.
+def applied_after(
+    then: Tensor, now: Tensor, known: Sequence[Factor], same: Callable[[Any, Any], bool] = same_graph
+) -> Callable[[Tensor], Tensor] | None:
+    """What the failed loss went through after the program had computed it: a function of that loss; `None` where the
+    loss that was computed is no part of it.
 
     Args:
         then: the failed loss.
@@ -193,6 +115,8 @@ def applied_after(then: Tensor, now: Tensor, known: Sequence[Factor], same: Call
         same: whether two nodes have the same graph.
     """
     factors: list[Factor] = []
+    if same(then.grad_fn, now.grad_fn):
+        return _in_order(factors, then, now)
     for position, (factor, below) in enumerate(_above(then.grad_fn)):
         read = known[position] if position < len(known) else factor
         factors.insert(0, read if factor.number is None else factor)
