@@ -214,13 +214,14 @@ class Case:
         """
         from nantrap.finite import readable
         from nantrap.locate import tensors_of
+        from nantrap.locate.twoline.caller import by_program_names
         from nantrap.locate.wrapping import arguments_by_name
 
         calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         found = []
         for call in calls:
             called = self.failure.root if call.module is None else call.module
-            given = arguments_by_name(called, call.args, call.kwargs)
+            given = by_program_names(arguments_by_name(called, call.args, call.kwargs))
             for path, tensor in () if call.made_from_finite else tensors_of(given):
                 if tensor.grad_fn is not None or not tensor.is_floating_point():
                     continue

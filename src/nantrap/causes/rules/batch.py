@@ -262,7 +262,7 @@ class Extreme:
 
 def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
-    from nantrap.locate.twoline.caller import given_by_loop
+    from nantrap.locate.twoline.caller import by_program_names, given_by_loop
     from nantrap.locate.wrapping import arguments_by_name
 
     unseen = case.capture is None and not case.failure.repeatable  # a buffer of the model, say
@@ -274,7 +274,7 @@ def largest_input(case: Case) -> Extreme | None:
         given += [("the batch of the loop", tensor) for _, tensor in ordinary_tensors(given_by_loop())]
         for call in calls:
             called = case.failure.root if call.module is None else call.module
-            named = arguments_by_name(called, call.args, call.kwargs)
+            named = by_program_names(arguments_by_name(called, call.args, call.kwargs))
             given += [(name, tensor) for name, tensor in ordinary_tensors(named) if tensor.grad_fn is None]
     if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
         given += [("a target of the loss", t) for t in case.inputs[1:]]

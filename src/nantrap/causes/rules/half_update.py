@@ -161,13 +161,16 @@ def loss_scale_misuse(case: Case) -> Claim | None:
 
 
 def _scale_set_again(case: Case) -> tuple[str, ...]:
-    """Where the scale rose more than a GradScaler raises it in one step, in words: something made it anew."""
-    scales = [(record.step, record.scale) for record in case.run.history if record.scale]
-    scales += [(case.failure.step, case.run.scale)] if case.run.scale else []
+    """Where the scale rose more than a GradScaler raises it in one step, in words: something made it anew.
+
+    A rollback restores an older scale, too. It lowers the learning rate.
+    """
+    scales = [(record.step, record.scale, sum(record.lr)) for record in case.run.history if record.scale]
+    scales += [(case.failure.step, case.run.scale, sum(case.incident.lr))] if case.run.scale else []
     rises = [
         (before, after, step)
-        for (_, before), (step, after) in itertools.pairwise(scales)
-        if before and after and after >= _SET_AGAIN * before
+        for (_, before, rate), (step, after, rate_now) in itertools.pairwise(scales)
+        if before and after and after >= _SET_AGAIN * before and rate_now >= rate
     ]
     if not rises:
         return ()

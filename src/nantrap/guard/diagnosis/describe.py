@@ -195,8 +195,16 @@ def with_location(incident: Incident, location: Location) -> Incident:
     )
 
 
+_OF_THE_WEIGHTS = frozenset(("lr_too_high", "resume_lr_jump", "bad_initialisation"))
+
+
 def with_explanation(incident: Incident, explanation: Explanation) -> Incident:
-    """The incident with its causes, and with what was tried."""
+    """The incident with its causes, and with what was tried.
+
+    Weights that are far too large fail first on the largest samples. Those are innocent, and are not named.
+    """
+    if explanation.causes and explanation.causes[0].slug in _OF_THE_WEIGHTS:
+        incident = replace(incident, samples=(), dataset_indices=())
     return replace(
         incident,
         causes=explanation.causes,

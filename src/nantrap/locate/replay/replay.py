@@ -22,6 +22,7 @@ from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge, judge_step, left_sinks
 from nantrap.locate.trace.shadow import Shadowed
+from nantrap.locate.twoline.caller import by_program_names
 from nantrap.locate.wrapping import arguments_by_name, states_of
 
 
@@ -272,7 +273,7 @@ def _inputs(failed: Failure) -> Any:
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
     calls = failed.root_call.chain()
-    named = [arguments_by_name(called_again(call, failed), call.args, call.kwargs) for call in calls]
+    named = [by_program_names(arguments_by_name(called_again(call, failed), call.args, call.kwargs)) for call in calls]
     if len(named) == 1:
         return named[0]
     # what one call passes to the next was computed in this step: it is not data

@@ -286,6 +286,22 @@ def find_in_batch(tensor: Tensor | None) -> tuple[str, Tensor] | None:
     return None
 
 
+def by_program_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call, where those that have no name in the function that was called (`args[1]`) have the name of
+    the program's variable that they are."""
+    named: dict[str, Any] = {}
+    for name, value in arguments.items():
+        own = "" if "[" not in name else _variable(value)
+        named[name if not own or own in arguments or own in named else own] = value
+    return named
+
+
+def _variable(value: Any) -> str:
+    """The variable of the program that is a tensor, in the functions that are running; empty if none is."""
+    frames = near_callers(_MOST_NAMED) if isinstance(value, Tensor) else ()
+    return next((name for frame in frames for name, each in names_in(frame).items() if each is value), "")
+
+
 def name_in_program(tensor: Tensor) -> str:
     """What the program calls a bad tensor, by the variables of the functions that are running; empty if nothing.
 
