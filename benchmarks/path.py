@@ -7,6 +7,7 @@ A step of a small model without buffers (`mlp`) and of one with BatchNorm (`cnn`
 lines, `attempt`, and `nantrap run`. The journal is on and the policy is the default one. Generator expressions and
 comprehensions count as calls where Python makes a frame for them (up to 3.11). Counts do not depend on the machine.
 
+What is imported on the way is not counted.
 `--bad` counts the first bad step of a run instead: the logarithm of a softmax that underflows, by `attempt`, until the
 incident is written. That is what a reader has to follow who wants to change a diagnosis.
 """
@@ -14,6 +15,7 @@ incident is written. That is what a reader has to follow who wants to change a d
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -54,7 +56,7 @@ def profiled(step: Callable[[], object]) -> Calls:
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(FOLDER):
+        if event == "call" and name.startswith(FOLDER) and not is_import(frame):
             calls.append((name[len(FOLDER) :], frame.f_code.co_name))
 
     sys.setprofile(note)
@@ -63,6 +65,11 @@ def profiled(step: Callable[[], object]) -> Calls:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def is_import(frame: FrameType) -> bool:
+    """Whether a frame is the body of a module or of a class, which runs when it is imported, and not of a function."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
 
 
 def ways(make: Any, folder: str) -> dict[str, Calls]:
@@ -126,7 +133,7 @@ def first_bad_step(folder: str) -> Calls:
     assert guard.last_incident.cause is not None
     assert guard.last_incident.cause.proven
     guard.close()
-    return [(file, name) for file, name in calls if name != "<module>"]  # what the first failure imports
+    return calls
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import nantrap
 from causes.sentences import SENTENCES
 
 CAUSES = Path(nantrap.__file__).parent / "causes"
-SAID = [*sorted((CAUSES / "rules").glob("*.py")), CAUSES / "settings.py", CAUSES / "verdict.py"]
+SAID = [*sorted((CAUSES / "rules").glob("*.py")), CAUSES / "engine.py"]
 SHORTEST = 14
 """So many letters in common are a sentence's own."""
 IN_TESTS_OF_THEIR_OWN = {
@@ -20,6 +20,9 @@ IN_TESTS_OF_THEIR_OWN = {
     ", and leave such values out": "locate/test_provenance.py",
     "a hook on a gradient": "causes/test_shown_remedies.py",
     "a GradScaler at most doubles it": "launch/test_state_causes.py",
+    "the updates of another network, which ": "causes/test_two_networks.py",
+    "of that network its updates moved the weights by ": "causes/test_two_networks.py",
+    "the rule for ": "causes/test_engine.py",
     "let a line search choose it": "launch/test_state_causes.py",
     "was read before all of it was written": "causes/test_unwritten_memory.py",
     "leaves a part of its result unwritten": "causes/test_unwritten_memory.py",

@@ -76,6 +76,12 @@ class Case:
         return self.location.node or ""
 
     @property
+    def decomposes(self) -> bool:
+        """Whether the autograd node belongs to a matrix decomposition."""
+        words = ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
+        return any(word in self.node for word in words) and "VectorNorm" not in self.node
+
+    @property
     def derivative(self) -> str:
         """`derivative`, or `second derivative` where the program itself took one (a force, a gradient penalty)."""
         order = 1 if self.capture is None else self.capture.op.order

@@ -172,27 +172,22 @@ def described(around: contextlib.AbstractContextManager[Any] | None) -> Descript
     """The description of a change; `None` for one that other ranks cannot make."""
     if around is None:
         return NOTHING
-    if isinstance(around, SinglePrecision):
-        return ("float32",)
+    if isinstance(around, (SinglePrecision, LogSpace)):
+        return (type(around).__name__,)
     if isinstance(around, WideLines):
-        return ("lines", around.lines, around.modules)
-    if isinstance(around, LogSpace):
-        return ("log space",)
+        return ("WideLines", around.lines, around.modules)
     if isinstance(around, Replacement):
-        return ("replaced", tuple((one.file, one.line) for one in around.sources), around.family)
+        return ("Replacement", tuple((one.file, one.line) for one in around.sources), around.family)
     return None
 
 
 def change_of(description: Description) -> contextlib.AbstractContextManager[Any]:
     """The change that was described."""
-    kind = description[0]
-    if kind == "float32":
+    kind, *given = description
+    if kind == "WideLines":
+        return WideLines(given[0], modules=given[1])
+    if kind == "Replacement":
+        return Replacement([Source(file=file, line=line) for file, line in given[0]], given[1])
+    if kind == "SinglePrecision":
         return SinglePrecision()
-    if kind == "lines":
-        return WideLines(description[1], modules=description[2])
-    if kind == "log space":
-        return LogSpace()
-    if kind == "replaced":
-        _, lines, family = description
-        return Replacement([Source(file=file, line=line) for file, line in lines], family)
-    return contextlib.nullcontext()
+    return LogSpace() if kind == "LogSpace" else contextlib.nullcontext()

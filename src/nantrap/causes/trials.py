@@ -505,16 +505,8 @@ class Laboratory:
 
         return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
-    def update_with_eps(self, eps: float) -> Trial:
-        """Runs the update again with another eps in every parameter group."""
-        return self._update_with("eps", eps)
-
-    def update_with_rate(self, rate: float) -> Trial:
-        """Runs the update again with another learning rate in every parameter group."""
-        return self._update_with("lr", rate)
-
-    def _update_with(self, option: str, value: float) -> Trial:
-        """The update alone, made again with another value of one option of the optimizer."""
+    def update_with(self, option: str, value: float) -> Trial:
+        """The update alone, made again with another value of one option in every parameter group of the optimizer."""
 
         def experiment() -> Rerun:
             """The update with the other value, which is restored."""

@@ -304,6 +304,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "its square, 1.11e+49, is beyond 3.4e+38",
         "a finite gradient of 3.33e+24 overflows when the optimizer squares it",
     ),
+    ("a norm that overflows", "a rate too high"): ("bring loss and targets to a sensible scale (gradients above 1e19",),
     ("a norm that overflows", "a gradient of 1e25 under Adam"): (
         "but their norm overflows",
         "or take the norm in float32",

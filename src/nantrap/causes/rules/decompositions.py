@@ -32,7 +32,7 @@ _SOLVERS = {
 @rule("degenerate_linalg_backward", phase="backward")
 def degenerate_linalg_backward(case: Case) -> Claim | None:
     """A matrix with a repeated or zero spectrum was decomposed or inverted."""
-    if case.trace is None or not is_decomposition(case.node):
+    if case.trace is None or not case.decomposes:
         return None
     if any(word in case.node for word in _TRIANGULAR):
         return _singular_factor(case)
@@ -129,9 +129,3 @@ def _is_spectrum(tensor: Tensor) -> bool:
     """Singular or eigen-values rather than vectors: sorted along the last dimension."""
     steps = tensor.detach().diff(dim=-1)
     return tensor.shape[-1] > 1 and bool((steps <= 0).all() or (steps >= 0).all())
-
-
-def is_decomposition(node: str) -> bool:
-    """Whether an autograd node belongs to a matrix decomposition."""
-    words = ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
-    return any(word in node for word in words) and "VectorNorm" not in node

@@ -36,9 +36,9 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
             "tried",
             summary,
             facts,
-            trial=case.lab.update_with_eps(1e-8),
+            trial=case.lab.update_with("eps", 1e-8),
             shows="the same update with eps=1e-8 is finite",
-            remedies=(Remedy("eps=1e-8 in every parameter group", case.lab.update_with_eps(1e-8)),),
+            remedies=(Remedy("eps=1e-8 in every parameter group", case.lab.update_with("eps", 1e-8)),),
         )
     return Claim(
         "tried",
@@ -48,7 +48,7 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
         shows="the same update in float32 is finite",
         remedies=(
             Remedy("weights, gradients and optimizer state in float32", case.lab.update_in_single_precision()),
-            Remedy("eps=1e-4 in every parameter group", case.lab.update_with_eps(1e-4)),
+            Remedy("eps=1e-4 in every parameter group", case.lab.update_with("eps", 1e-4)),
         ),
     )
 

@@ -339,7 +339,7 @@ def _beyond_any_scale(case: Case) -> Claim | None:
     absurd = next((rate for rate in rates if is_absurd_rate(rate)), None)
     if absurd is None:
         return None
-    trial = case.lab.update_with_rate(_SMALL_RATE)
+    trial = case.lab.update_with("lr", _SMALL_RATE)
     if trial.finite is False:
         case.refute("lr_too_high", trial, "a small learning rate does not help")
         return None
@@ -362,7 +362,7 @@ def _within_one_step(case: Case) -> Claim | None:
         return None
     rate = max(float(group.get("lr", math.nan)) for group in failed.optimizer.param_groups)
     for divisor in (10, 100, 1_000, 10_000):
-        trial = case.lab.update_with_rate(rate / divisor)
+        trial = case.lab.update_with("lr", rate / divisor)
         if trial.finite and trial.loss is not None and abs(trial.loss) <= _STABLE * abs(failed.loss_value):
             return Claim(
                 "tried",

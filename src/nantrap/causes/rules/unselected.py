@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
 from nantrap.causes.facts import describe, in_words, share
-from nantrap.causes.rules.decompositions import is_decomposition
 from nantrap.causes.steep import family_of, node_of, written_as
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def where_unselected_branch(case: Case) -> Claim | None:
     """A branch that was not selected put NaN into the gradient."""
     if case.external is not None:
         return _data_left_out(case, case.external) if is_left_out(case) else None
-    if case.trace is None or is_decomposition(case.node):
+    if case.trace is None or case.decomposes:
         return None
     if case.location.replay is not None and case.location.replay.dropped is not None:
         return _dropped_branch(case, case.location.replay.dropped)

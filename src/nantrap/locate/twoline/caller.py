@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import inspect
-import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from nantrap.finite import any_nonfinite, bad_places
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.source import is_installed, is_user_code
 from nantrap.locate.trace.storage import share_memory
+from nantrap.locate.twoline.rewriting import NotRepeatable, tree_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class KeptFrame:
 
 
 Frame = FrameType | KeptFrame
+Loop = ast.For | ast.AsyncFor | ast.While
 
 
 def keep_frames(most: int = 4) -> list[KeptFrame]:
@@ -147,13 +148,13 @@ def _held_by(frame: Frame) -> dict[str, Tensor]:
 
 def names_of_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
-    taken, made, _ = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+    taken, made, _ = _names_of_loop(loops_around(frame))
     return taken - made
 
 
 def taken_by_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, also those it changes then."""
-    return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)[0]
+    return _names_of_loop(loops_around(frame))[0]
 
 
 def is_batch_of_loop(name: str, tensor: Tensor) -> bool:
@@ -163,7 +164,7 @@ def is_batch_of_loop(name: str, tensor: Tensor) -> bool:
     """
     own = name.partition("[")[0]
     for frame in near_callers(2):
-        taken, _, bound = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+        taken, _, bound = _names_of_loop(loops_around(frame))
         if own in taken:
             return True
         if own in bound and tensor.dim() > 1:
@@ -175,8 +176,7 @@ def is_batch_of_loop(name: str, tensor: Tensor) -> bool:
 
 def target_of_loop(frame: Frame) -> tuple[str, ...]:
     """The names that the innermost loop around the frame's current line unpacks what it is given into, in order."""
-    text = "".join(linecache.getlines(frame.f_code.co_filename))
-    loops = [loop for loop in _loops_around(text, frame.f_lineno) if isinstance(loop, ast.For)]
+    loops = [loop for loop in loops_around(frame) if isinstance(loop, ast.For)]
     if not loops:
         return ()
     target = max(loops, key=lambda loop: loop.lineno).target
@@ -209,23 +209,23 @@ def _tensors_of_names(frame: Frame, names: frozenset[str]) -> list[Tensor]:
     return [tensor for name in names if name in held for _, tensor in tensors_of(held[name])]
 
 
-@functools.lru_cache(maxsize=64)
-def _loops_around(text: str, line: int) -> tuple[ast.For | ast.AsyncFor | ast.While, ...]:
-    """The loops around a line of a file; none if it is no Python."""
+def loops_around(frame: Frame) -> tuple[Loop, ...]:
+    """The loops around the current line of a frame; none if its file is no Python."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+        return _loops_around(tree_of(frame.f_code.co_filename), frame.f_lineno)
+    except NotRepeatable:
         return ()
-    return tuple(
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and node.lineno <= line <= (node.end_lineno or 0)
-    )
 
 
 @functools.lru_cache(maxsize=64)
-def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """The names that the loops around a line of a file take from their data, those that they compute or write into,
+def _loops_around(tree: ast.Module, line: int) -> tuple[Loop, ...]:
+    loops = (node for node in ast.walk(tree) if isinstance(node, Loop))
+    return tuple(loop for loop in loops if loop.lineno <= line <= (loop.end_lineno or 0))
+
+
+@functools.lru_cache(maxsize=64)
+def _names_of_loop(loops: tuple[Loop, ...]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The names that the loops around a line take from their data, those that they compute or write into,
     and those of them that they bind.
 
     Kept, because a search for the loss asks for the same few lines many times.
@@ -233,7 +233,7 @@ def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str]
     taken: set[str] = set()
     made: set[str] = set()
     bound: set[str] = set()
-    for loop in _loops_around(text, line):
+    for loop in loops:
         if not isinstance(loop, ast.While):
             taken |= _stored(loop.target)
         for node in (inner for statement in loop.body for inner in ast.walk(statement)):

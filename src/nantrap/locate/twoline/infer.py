@@ -8,6 +8,7 @@ in one statement can, the statement is named. If several in different statements
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import linecache
@@ -21,7 +22,8 @@ from torch import nn
 from nantrap.incident import Source
 from nantrap.locate.source import is_installed, is_user_code, qualified_name
 from nantrap.locate.torch_private import children_of
-from nantrap.locate.twoline.caller import Frame, callers, names_in
+from nantrap.locate.twoline.caller import Frame, callers, loops_around, names_in
+from nantrap.locate.twoline.rewriting import NotRepeatable, tree_of
 from nantrap.locate.wrapping import forward_code
 
 _LEVELS = 3
@@ -111,7 +113,7 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
         # a framework that is given the loss may divide it once more; the loop that computed it is further out
         if installed is None and is_installed(frame.f_code):
             installed = list(found.values()), frame
-        elif installed is None or _loop_around(frame.f_code, frame.f_lineno):
+        elif installed is None or _loop_around(frame):
             own = [each for each in found.values() if not is_installed(each.code)]
             return _chosen(own or list(found.values()), frame, parts)
     return _chosen(*installed, parts) if installed is not None else None
@@ -147,7 +149,7 @@ def _chosen(candidates: list[_Candidate], frame: Frame, parts: _Parts) -> Inferr
     the value belongs to this round. Nor is what comes after the line that is running now.
     """
     if len(candidates) > 1:
-        inside = _loop_around(frame.f_code, frame.f_lineno)
+        inside = _loop_around(frame)
         in_loop = [each for each in candidates if each.code is not frame.f_code or each.expression.lineno in inside]
         candidates = in_loop or candidates
         done = [
@@ -167,19 +169,10 @@ def _chosen(candidates: list[_Candidate], frame: Frame, parts: _Parts) -> Inferr
     return Inferred(source, parts.name_of(first.code))
 
 
-def _loop_around(code: types.CodeType, line: int) -> range:
-    """The lines of the innermost loop around a line; nothing if there is none."""
-    found = range(0)
-    for first, last in _file_loops(code.co_filename):
-        if first <= line <= last and (not found or last - first < len(found)):
-            found = range(first, last + 1)
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _file_loops(filename: str) -> tuple[tuple[int, int], ...]:
-    kinds = (ast.For, ast.AsyncFor, ast.While)
-    return tuple((node.lineno, node.end_lineno or node.lineno) for node in _nodes(filename) if isinstance(node, kinds))
+def _loop_around(frame: Frame) -> range:
+    """The lines of the innermost loop around the current line of a frame; nothing if there is none."""
+    inner = max(loops_around(frame), key=lambda loop: loop.lineno, default=None)
+    return range(0) if inner is None else range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
 
 
 def _statement_line(code: types.CodeType, line: int) -> int:
@@ -302,11 +295,9 @@ def _file_expressions(filename: str) -> tuple[ast.Call | ast.BinOp | ast.AugAssi
 
 
 def _nodes(filename: str) -> Iterator[ast.AST]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):  # a notebook cell with magics, a generated file
-        return iter(())
-    return ast.walk(tree)
+    with contextlib.suppress(NotRepeatable):
+        return ast.walk(tree_of(filename))
+    return iter(())
 
 
 def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, unit: _Unit) -> bool:

@@ -38,7 +38,7 @@ from nantrap.locate.twoline.caller import (
     target_of_loop,
 )
 from nantrap.locate.twoline.guarded import Guarded
-from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.twoline.rewriting import NotRepeatable, body_of, compiled, guarded_tree
 from nantrap.locate.twoline.same_loss import applied_after, ends_of, same_inputs, same_value
 from nantrap.locate.twoline.slicing import bad_data, depended_on, holds_tensors
 from nantrap.locate.wrapping import arguments_by_name
@@ -235,9 +235,7 @@ def statements_before(frame: Frame) -> list[ast.stmt]:
 
 def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
     """The statements that ran before the current one in this round of the innermost loop, and the current one."""
-    code = frame.f_code
-    tree: Any = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
-    body: list[ast.stmt] = tree.body if isinstance(tree.body, list) else []
+    body = body_of(frame.f_code)
     before: list[ast.stmt] = []
     line = frame.f_lineno
     while True:

@@ -102,6 +102,12 @@ def _content(cell: types.CellType) -> Any:
         raise NotRepeatable("a name that nothing was assigned to") from None
 
 
+def body_of(code: types.CodeType) -> list[ast.stmt]:
+    """The statements of a function, or of a module; none of an expression."""
+    tree: Any = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
+    return tree.body if isinstance(tree.body, list) else []
+
+
 def definition_of(code: types.CodeType) -> Function:
     """The source of a function."""
     found = _functions(tree_of(code.co_filename)).get((code.co_name, code.co_firstlineno), [])
@@ -122,14 +128,14 @@ def _functions(tree: ast.Module) -> dict[tuple[str, int], list[Function]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(filename: str, lines: int) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(filename)))
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def tree_of(filename: str) -> ast.Module:
     """The parsed source of a file. Not to be changed: it is kept."""
     try:
-        return _parsed(filename, len(linecache.getlines(filename)))
+        return _parsed("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError) as error:  # a notebook cell with magics, a generated file
         raise NotRepeatable(f"no source for {filename}") from error
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from nantrap.locate.source import is_installed
 from nantrap.locate.twoline.caller import near_callers
-from nantrap.locate.twoline.rewriting import NotRepeatable, definition_of, tree_of
+from nantrap.locate.twoline.rewriting import NotRepeatable, body_of
 
 _HANDLES = frozenset(
     {"nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "nanstd", "nanvar", "nanmin",
@@ -33,9 +33,7 @@ def handled_where() -> str:
             code = frame.f_code
             if is_installed(code):
                 return ""  # a framework calls the model: what it leaves out of its mean, the user has not chosen
-            tree = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
-            body = getattr(tree, "body", None)
-            if not isinstance(body, list):
+            if not (body := body_of(code)):
                 continue
             walk = _Result(frame.f_lineno)
             walk.follow(body)

@@ -37,7 +37,7 @@ from nantrap.locate.trace.storage import share_memory
 from nantrap.locate.trace.tape import Tape
 from nantrap.locate.twoline.caller import Frame, names_in, near_callers
 from nantrap.locate.twoline.guarded import Guarded
-from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.twoline.rewriting import NotRepeatable, body_of, compiled, guarded_tree
 
 _MOST_BEFORE = 20_000
 _MOST_FRAMES = 6
@@ -398,11 +398,9 @@ def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variab
 
 
 def _body(frame: Frame) -> list[ast.stmt]:
-    code = frame.f_code
-    tree: Any = None
     with contextlib.suppress(NotRepeatable, Exception):
-        tree = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
-    return tree.body if isinstance(getattr(tree, "body", None), list) else []
+        return body_of(frame.f_code)
+    return []
 
 
 def _assigned_last(frame: Frame, variable: str, line: int, *, only_before: bool = False) -> ast.stmt | None:
