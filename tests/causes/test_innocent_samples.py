@@ -10,7 +10,7 @@ from nantrap.incident import Incident
 
 
 def train(rate: float, *, giant: bool = False) -> Incident:
-    """The first incident of an exponential loss in which sample 3 of each batch is the largest; in one it is a giant."""
+    """The first incident of an exponential loss in which sample 3 of each batch is the largest, or a giant."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False)
     guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=rate), quiet=True)

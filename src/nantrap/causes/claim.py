@@ -96,6 +96,7 @@ def rule(
         return (not made or case.made == made) and case.dtype.startswith(dtype)
 
     def register(function: RuleFunction) -> RuleFunction:
+        """Put the function behind those that the cause has already; the function itself stays as it is."""
         before = REGISTERED.get(slug)
 
         def asked(case: Case) -> Claim | None:

@@ -204,22 +204,27 @@ class NodeCall(NamedTuple):
 
 def operand_names(node: Any) -> list[str]:
     """The argument name that belongs to each edge of a node; empty where the schema does not show it."""
+    return [argument.name for argument in operands_of(node)]
+
+
+def operands_of(node: Any) -> list[Argument]:
+    """The argument that belongs to each edge of a node; empty where the schema does not show it."""
     name = operation_name(node.name())
     count = len(node.next_functions)
     numbers = saved_numbers(node).keys()
     saved = {n.removeprefix("_raw_saved_") for n in tensor_names(type(node))}
     known = {*numbers, *saved}
-    best: list[str] = []
+    best: list[Argument] = []
     for overload in _overloads(name) if name else ():
         arguments = _arguments(overload)
         if any(a.name in (numbers if a.is_tensor else saved) for a in arguments):
             continue  # another overload: `pow` with a number is not `pow` with a tensor
         tensors = [a for a in arguments if a.is_tensor]
         if any(a.is_list for a in tensors) and len(tensors) == 1:
-            return [tensors[0].name] * count
-        names = [a.name for a in tensors if not a.is_list and not _not_differentiable(a.name)]
-        if len(names) >= count and len({a.name for a in arguments} & known) >= len(set(best) & known):
-            best = names[:count]
+            return tensors * count
+        found = [a for a in tensors if not a.is_list and not _not_differentiable(a.name)]
+        if len(found) >= count and len({a.name for a in arguments} & known) >= len({a.name for a in best} & known):
+            best = found[:count]
     return best
 
 

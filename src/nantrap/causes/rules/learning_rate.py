@@ -44,7 +44,8 @@ _EXPLODED = 1e6
 _ROSE_AT_ONCE = 100.0
 """A loss that rises by this factor from one step to the next may have met a bad batch."""
 _BEFORE_PRECISION = 400
-"""Weights that one update threw away exceed the range of half precision as well: that is only where it shows."""
+"""Before precision, which comes first otherwise: weights that single updates threw away leave any range soon, so that
+the range of half precision is only where it shows."""
 _OTHER_WEIGHTS = ("rescaled", "older_weights", "without_giant", "rewritten")
 """Trials of a step that change its weights, by how their names begin."""
 _JUMP = 5.0

@@ -30,6 +30,7 @@ from nantrap.locate.nodes import (
     call_of,
     edges,
     operand_names,
+    operands_of,
     operation_name,
     saved_numbers,
     saved_tensors,
@@ -49,10 +50,6 @@ _SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
 _LOGARITHMS = ("log", "log2", "log10", "log1p")
 _SELECT = ("masked_fill", "where", "clamp", "masked_scatter", "index_put")
 """They write a value that the program chose: a -Inf from them is intended."""
-_CANNOT_MAKE_NAN = ("add", "sub", "rsub", *_SELECT, "cat", "stack")
-"""NaN from finite operands shows that an operand that was not saved is bad."""
-
-
 _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
 """Losses that compare with targets, and accept any."""
 
@@ -305,7 +302,7 @@ class _Autopsy:
         in_nan, in_inf = _held_by(inputs, node)
         name = operation_name(node.name()) or node.name()
         if nan and not in_nan:
-            if name in _CANNOT_MAKE_NAN and not in_inf and _hides_operand(node, inputs):
+            if not in_inf and _hides_operand(node, inputs):
                 return self._data(node, "the other one", None)
             return self._evidence_against(node, name, "nan", value)
         if inf and not (nan or in_nan or in_inf) and name not in _SELECT:
@@ -404,8 +401,15 @@ def _held_by(inputs: list[_Input], node: Any) -> tuple[bool, bool]:
 
 
 def _hides_operand(node: Any, inputs: list[_Input]) -> bool:
-    """Whether an operation has an operand of which nothing is known: it needs no gradient, and was not saved."""
-    return any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
+    """Whether an operation has an operand of which nothing is known: it needs no gradient, and was not saved.
+
+    What the derivative does not need is only added to the rest, or selected: finite values of it make no NaN, so that
+    NaN of finite operands shows that it is bad. An operand that may be left out (a bias) was perhaps not there at all.
+    """
+    known = {one.name for one in inputs}
+    pairs = zip(edges(node), operands_of(node), strict=False)
+    wanted = [one for edge, one in pairs if edge.node is None and one.required and not one.is_optional]
+    return any(one.is_list or one.name not in known for one in wanted)
 
 
 def _was_given_masks(softmax: GraphEvidence) -> bool:
