@@ -113,6 +113,19 @@ def test_a_branch_that_was_not_taken() -> None:
     assert only.endswith("targets = torch.log(torch.tensor([1.0, -1.0, 2.0]))")
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_name_that_was_bound_again_does_not_hold_what_was_assigned_first(again: bool) -> None:
+    rows = torch.zeros(4, 3)
+    rows[1, 2] = math.nan
+    for x in (rows[:2], rows[2:]):
+        if again:
+            x = x - x.mean()  # noqa: PLW2901 - as many loops do
+        *_, link = trace_back(x, "x")
+        where = link.words.partition(", assigned")[0]
+        assert where == ("x (6 of 6 values are NaN by now)" if again else "x[1, 2] (1 of 6 values is NaN)")
+        break
+
+
 def test_numpy_and_lists() -> None:
     returns = [1.0, 2.0]
     returns.append(math.nan)

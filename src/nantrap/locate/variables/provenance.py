@@ -337,6 +337,8 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
             break
         shown = _assigned_last(frame, variable, shown.lineno, only_before=True)
     statement = shown if shown is not None and earlier is not None else made
+    if statement is not made:  # the name holds what was computed of it since
+        bad = dataclasses.replace(bad, path=variable, described=f"{bad.described} by now")
     reads = _read_by(statement, variable)
     taken: list[str] = []
     known = {**frame.f_globals, **held}
