@@ -165,12 +165,14 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
     call = failed.root_call
     if call is None:
         return
+    from nantrap.locate.twoline.caller import variable_of
+
     names = {id(tensor): in_words(path) for path, tensor in ordinary_tensors(failed.batch)}
     given = call.inputs()
     for position, tensor in enumerate(given):
         same = [one[position] for one in call.before if len(one) == len(given)]  # large ones are not kept
         if _is_measured(tensor) and not tensor.requires_grad:
-            name = names.get(id(tensor), f"input {position + 1} of the model")
+            name = names.get(id(tensor)) or variable_of(tensor) or f"input {position + 1} of the model"
             yield name, tensor, [absmax(one) for one in same]
 
 

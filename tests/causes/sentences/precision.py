@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {
+    "an input that autocast casts to float16": """
+        model = nn.Sequential(nn.Linear(4, 1))
+        batches = [torch.full((6, 4), 8e4)]
+        def loss_fn(x):
+            with torch.autocast("cpu", dtype=torch.float16): out = model(x)
+            return out.float().square().mean()
+    """,
     "a bound of 1 - 1e-6 in bfloat16": """
         batches[2] *= 1e3
         def loss_fn(x):
@@ -269,6 +276,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "so the sum is -Inf",
         "never add two such masks",
         "adds to a mask of -",
+    ),
+    ("an input that autocast casts to float16", "a layer beyond float16"): (
+        "what module 0 is given exceeded the range of float16: 80000 > 65504",
     ),
     ("two large activations in half", "a layer beyond float16"): ("exceeded the range of float16: 80000 > 65504",),
     ("a loss summed in half", "a product of two numbers of the batch in half"): (

@@ -148,8 +148,13 @@ def _is_cast_of_a_gradient(op: Op) -> bool:
 
 
 def _what(case: Case) -> str:
-    """What overflowed: a module by its name, an operation of the loss or of the model's own code by both."""
-    return f"{case.location.op} in {case.place}" if case.location.module == "loss" else case.place
+    """What overflowed: a module by its name, an operation of the loss or of the model's own code by both.
+
+    Autocast casts what a module is given: that is not what the module computed.
+    """
+    if case.location.module == "loss":
+        return f"{case.location.op} in {case.place}"
+    return f"what {case.place} is given" if case.op == "to_copy" else case.place
 
 
 def _goes_into_the_model(case: Case) -> bool:

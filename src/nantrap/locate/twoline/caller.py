@@ -291,12 +291,12 @@ def by_program_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
     the program's variable that they are."""
     named: dict[str, Any] = {}
     for name, value in arguments.items():
-        own = "" if "[" not in name else _variable(value)
+        own = "" if "[" not in name else variable_of(value)
         named[name if not own or own in arguments or own in named else own] = value
     return named
 
 
-def _variable(value: Any) -> str:
+def variable_of(value: Any) -> str:
     """The variable of the program that is a tensor, in the functions that are running; empty if none is."""
     frames = near_callers(_MOST_NAMED) if isinstance(value, Tensor) else ()
     return next((name for frame in frames for name, each in names_in(frame).items() if each is value), "")
