@@ -119,7 +119,7 @@ def test_a_name_that_was_bound_again_does_not_hold_what_was_assigned_first(again
     rows[1, 2] = math.nan
     for x in (rows[:2], rows[2:]):
         if again:
-            x = x - x.mean()  # noqa: PLW2901 - as many loops do
+            x = x - x.mean()
         *_, link = trace_back(x, "x")
         where = link.words.partition(", assigned")[0]
         assert where == ("x (6 of 6 values are NaN by now)" if again else "x[1, 2] (1 of 6 values is NaN)")

@@ -40,6 +40,7 @@ def test_after_backward_the_factor_follows_from_the_values(divides: bool, number
     then = Factor(divides, number).apply(loss_of(weight))
     then.backward()
     apply = applied_after(then, loss_of(weight), (), made_by(weight))
+    assert apply is not None
     again = apply(loss_of(weight))
     assert again.detach().equal(then.detach())
     assert again.grad_fn.name() == then.grad_fn.name()  # type: ignore[union-attr]
@@ -51,7 +52,9 @@ def test_of_a_loss_that_is_nan_only_a_factor_that_was_read_counts(weight: Tensor
     then.backward()
     now = loss_of(weight, math.nan)
     assert applied_after(then, now, (), made_by(weight)) is None
-    assert float(applied_after(then, now, known, made_by(weight))(torch.tensor(2.0))) == 0.5
+    apply = applied_after(then, now, known, made_by(weight))
+    assert apply is not None
+    assert float(apply(torch.tensor(2.0))) == 0.5
 
 
 @pytest.mark.parametrize("then_value", [math.inf, -math.inf, 0.0])
