@@ -225,10 +225,25 @@ class LazyMask(nn.Module):
         return torch.softmax(query @ key.transpose(1, 2) + self.mask, -1) @ x
 
 
+class RefilledMask(LazyMask):
+    """Fills one buffer with its mask in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.zeros(5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        self.bias.zero_().masked_fill_(torch.ones(5, 5).triu(1).bool(), -INF)
+        self.mask = self.bias[:length, :length].clone()
+        return super().forward(x)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_a_mask_that_is_built_in_the_forward_pass_is_no_incident(form: str) -> None:
+@pytest.mark.parametrize("model", [LazyMask, RefilledMask])
+def test_a_mask_that_is_built_in_the_forward_pass_is_no_incident(model: type[nn.Module], form: str) -> None:
     data = [torch.randn(2, length, 4) for length in (3, 3, 5, 4)]
-    run = make_run(model=LazyMask, loss=lambda m, b: m(b).square().mean(), data=data)
+    run = make_run(model=model, loss=lambda m, b: m(b).square().mean(), data=data)
     FORMS[form](run, run.guard())
     assert all(outcome.applied for outcome in run.outcomes)
 

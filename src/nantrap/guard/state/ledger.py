@@ -55,7 +55,7 @@ from nantrap.guard.state.rows import (
     copy_rows,
     have_same_shape,
     is_fault_of_script,
-    is_new_mask,
+    is_mask_of_forward,
     make_plan,
     put_back,
     rows_without_gradient,
@@ -404,7 +404,7 @@ class Ledger:
         """A scalar that is finite only if every buffer written since the copy is: the largest magnitude, or 0 or NaN.
 
         Stays on the device. `None` if there is nothing to check. Buffers that held infinities from the start are
-        left out; one that was created since the copy may be a mask, which `names_of_bad` finds out. What the script
+        left out; one may be a mask, which `names_of_bad` finds out. What the script
         wrote into parameters without a gradient is checked, too.
 
         Args:
@@ -445,14 +445,14 @@ class Ledger:
     def names_of_bad(self) -> list[tuple[str, Tensor]]:
         """The buffers that became non-finite since the copy, by name. Reads the device: for after an alarm.
 
-        A mask that was created in this forward pass is exempt from then on.
+        A mask is exempt from then on.
         """
         bad: list[tuple[str, Tensor]] = []
         for row in self._written():
             tensor = row.current()
             if row.exempt or tensor is None or not finite.any_nonfinite([tensor]):
                 continue
-            if is_new_mask(row, tensor):
+            if is_mask_of_forward(row, tensor):
                 row.exempt = True
                 self._plan = None
             else:

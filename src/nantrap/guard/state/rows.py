@@ -178,11 +178,21 @@ def have_same_shape(a: Tensor, b: Tensor) -> bool:
 # ---- bad values
 
 
-def is_new_mask(row: LedgerRow, tensor: Tensor) -> bool:
-    """Whether a buffer that is not finite is a mask that the model builds when it first sees a length: it was created
-    in this forward pass (`None` before, or of another shape) and holds -Inf, but neither NaN nor +Inf."""
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor that is not finite may be a mask: it holds -Inf, and neither NaN nor +Inf."""
     dense = finite.readable(tensor)
-    return dense is not None and row.is_new(tensor) and not bool((dense.isnan() | dense.isposinf()).any())
+    return dense is not None and not bool((dense.isnan() | dense.isposinf()).any())
+
+
+def is_mask_of_forward(row: LedgerRow, tensor: Tensor) -> bool:
+    """Whether a buffer that is not finite is a mask that the forward pass built when it first saw a length (`None`
+    before, or of another shape), or filled again. A vector may be a statistic, unless it holds 0 beside -Inf."""
+    if not is_mask(tensor):
+        return False
+    if row.is_new(tensor) or tensor.dim() > 1:
+        return True
+    others = tensor[~tensor.isinf()]
+    return bool(others.numel()) and not bool(others.any())
 
 
 def is_fault_of_script(row: LedgerRow) -> bool:
@@ -193,8 +203,7 @@ def is_fault_of_script(row: LedgerRow) -> bool:
     assert good is not None
     if parameter.requires_grad or parameter.grad is not None or finite.any_nonfinite([good]):
         return False
-    values = parameter.detach()
-    return bool((values.isnan() | values.isposinf()).any())
+    return not is_mask(parameter.detach())
 
 
 _PLAIN = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
