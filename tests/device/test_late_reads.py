@@ -15,7 +15,7 @@ import nantrap
 from device.simulated import Counts, counted
 from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, poison, state_of, train_plain
 from nantrap import Policy
-from nantrap.guard.arrival import Arrival
+from nantrap.guard.sync import Arrival
 
 FIRST = 8
 """The first steps of a run are read at once."""

@@ -9,7 +9,7 @@ import torch
 
 from nantrap.doctor.selftest import selftest
 from nantrap.doctor.selftest.checks import all_checks
-from nantrap.guard.arrival import Arrival
+from nantrap.guard.sync import Arrival
 
 ALONE = {"run: graphs", "several processes", "nantrap run"}
 """What another kind of device has, or another process would need."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import nantrap
-from nantrap.guard.refused_labels import refused_in_words
+from nantrap.guard.exceptions import refused_in_words
 
 SCRIPT = """
 import torch, torch.nn.functional as F

@@ -1,7 +1,6 @@
 """The guard: detects a bad step by one flag per step, contains it, acts and records. README.md says where to begin."""
 
 from nantrap.guard.guard import Guard
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import (
     Accumulation,
     BatchChecks,
@@ -15,6 +14,7 @@ from nantrap.guard.policy import (
 )
 from nantrap.guard.replaying import ReplayResult, replay
 from nantrap.guard.watching.watch import Limit
+from nantrap.guard.window import Outcome
 
 __all__ = [
     "Accumulation",

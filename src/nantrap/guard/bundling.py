@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.policy import Policy
-from nantrap.guard.state.snapshot import copied
+from nantrap.guard.state.copies import copied
+from nantrap.guard.window import Diagnosed
 from nantrap.incident import Incident
 from nantrap.locate import Failure, Location, RngState
 from nantrap.record import Material, write_bundle

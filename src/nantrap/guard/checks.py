@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from nantrap.guard.collect import Collector
+from nantrap.guard.diagnosis.describe import bad_batch
 from nantrap.guard.driver import Driver
+from nantrap.guard.dropping import drop
 from nantrap.guard.judge import Flags
-from nantrap.guard.known import bad_batch
-from nantrap.guard.micro_batches import drop
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import refuse_batch
 from nantrap.guard.session import Session
+from nantrap.guard.window import Outcome
 from nantrap.incident import Finding
 from nantrap.incident.wording import escaped, some_of
 from nantrap.locate import batch_findings

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.errors import UsageError
+from nantrap.guard.diagnosis.describe import observe
 from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Flags, Kind, judge
-from nantrap.guard.loss import LossLike, as_loss
-from nantrap.guard.observation import observe
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import bad_reading, contain, refuse
 from nantrap.guard.session import Session
-from nantrap.guard.state.rates import current_rates
-from nantrap.guard.state.snapshot import UpdateSnapshot
+from nantrap.guard.state.copies import UpdateSnapshot
+from nantrap.guard.state.members import current_rates
 from nantrap.guard.step import accept
-from nantrap.guard.window import Micro, Reading, Window
+from nantrap.guard.window import LossLike, Micro, Outcome, Reading, Window, as_loss
 from nantrap.incident import Action
 from nantrap.locate import RngState
 

@@ -24,11 +24,9 @@ from torch.jit import ScriptModule
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
+from nantrap.guard.dropping import drop_bad_terms, heads_of, judge_micro_batch, left_out
 from nantrap.guard.evaluations import Evaluations
-from nantrap.guard.graphs import EXPLAINED_AFTER
-from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
-from nantrap.guard.loss import LossLike
-from nantrap.guard.micro_batches import judge_micro_batch
+from nantrap.guard.progress import EXPLAINED_AFTER
 from nantrap.guard.session import Session
 from nantrap.guard.state.carried import CarriedStates, carried_states
 from nantrap.guard.torch_private import (
@@ -38,7 +36,7 @@ from nantrap.guard.torch_private import (
     is_any_autocast_on,
     without_transforms,
 )
-from nantrap.guard.window import MOST_WHOLE, Micro, Window
+from nantrap.guard.window import MOST_WHOLE, LossLike, Micro, Window
 from nantrap.incident.wording import some_of
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.failure import active_replays, is_replaying

@@ -19,8 +19,7 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import Driver
-from nantrap.guard.event_recorder import SKIPPED, EventRecorder, bad_micro
-from nantrap.guard.script_events import EventTable
+from nantrap.guard.script_events import SKIPPED, EventRecorder, EventTable, bad_micro
 from nantrap.guard.session import Session
 from nantrap.locate import RootCall
 from nantrap.locate.nodes import nodes_below

@@ -23,13 +23,11 @@ from torch import Tensor, nn
 
 from nantrap import finite
 from nantrap.errors import NantrapError
-from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import budget_of, new_incident, run_facts, with_location
 from nantrap.guard.diagnosis.diagnose import explained, with_provenance, with_statement
-from nantrap.guard.loss import Loss
 from nantrap.guard.session import Session
 from nantrap.guard.torch_private import autocast_state, is_any_autocast_on
-from nantrap.guard.window import Micro
+from nantrap.guard.window import Diagnosed, Loss, Micro
 from nantrap.incident import Action, Cause, During, Incident
 from nantrap.incident.wording import counted, escaped
 from nantrap.locate import Location, RngState, RootCall, finding, locate

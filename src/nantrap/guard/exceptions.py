@@ -1,8 +1,8 @@
-"""Exceptions that a non-finite value caused, before there was a loss: `torch.distributions` refuses NaN, and so on.
+"""Exceptions that a value caused, before there was a loss: `torch.distributions` refuses NaN, and so on.
 
 `attempt` runs the step again under a trace. If a non-finite value led to the exception, the step is contained like any
 other bad one; if not, the exception is the user's and passes through untouched. Where the guard does not run the loop,
-it can only report what caused the exception.
+it can only report what caused the exception. A label that PyTorch itself refuses is named, with what would be accepted.
 
 With several ranks the others wait in a collective of their own for the one that raised, so that no step can be refused
 together: the rank reports what it finds without them, and the exception is raised.
@@ -10,23 +10,23 @@ together: the rank reports what it finds without them, and the exception is rais
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 
 import torch
+from torch import Tensor
 
 from nantrap.errors import NantrapError
 from nantrap.guard.collect import Collector
-from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.diagnose import diagnose_exception
 from nantrap.guard.driver import Driver
-from nantrap.guard.loss import Loss
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import refuse_exception
-from nantrap.guard.refused_labels import refused_in_words
 from nantrap.guard.session import Session
-from nantrap.guard.window import Micro
+from nantrap.guard.window import Diagnosed, Loss, Micro, Outcome
 from nantrap.incident import Action, Incident
 
 _NO_VALUE = (TypeError, NameError, AttributeError, NotImplementedError)
@@ -92,3 +92,52 @@ def _diagnosed(session: Session, error: Exception, micro: Micro) -> Diagnosed | 
         return None  # sharded weights, synchronised statistics: a replay needs ranks that take no part in it
     with session.protected.ledger.uncounted():
         return diagnose_exception(session, micro, error)
+
+
+_LOSSES = ("cross_entropy", "nll_loss")
+
+
+def refused_in_words(error: BaseException) -> str:
+    """Which value a loss or an embedding refused, and what it accepts; empty for any other exception."""
+    if not isinstance(error, IndexError):
+        return ""
+    with contextlib.suppress(Exception):  # after an assertion on a GPU nothing can be read
+        for frame in _functional(error):
+            if words := _refused(frame):
+                return f"{words} (NT102 label_out_of_range)"
+    return ""
+
+
+def _functional(error: BaseException) -> Iterator[FrameType]:
+    """The frames of functions of `torch.nn.functional` through which the exception went."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_globals.get("__name__") == "torch.nn.functional":
+            yield step.tb_frame
+        step = step.tb_next
+
+
+def _refused(frame: FrameType) -> str:
+    """What one function refused; empty if what it was given lies in its range."""
+    name, given = frame.f_code.co_name, frame.f_locals
+    if name in _LOSSES:
+        scores, labels = given["input"], given["target"]
+        ignored = given.get("ignore_index", -100)
+        return _outside(labels, scores.shape[min(1, scores.dim() - 1)], name, "classes", ignored)
+    if name == "embedding":
+        return _outside(given["input"], given["weight"].shape[0], name, "rows", None)
+    return ""
+
+
+def _outside(labels: Tensor, count: int, name: str, what: str, ignored: int | None) -> str:
+    """The first value outside of [0, count), with its sample."""
+    bad = (labels < 0) | (labels >= count)
+    if ignored is not None:
+        bad &= labels != ignored
+    if labels.is_floating_point() or not bool(bad.any()):
+        return ""
+    place = bad.nonzero()[0].tolist()
+    which = f" in sample {place[0]}" if place else ""
+    value = int(labels[tuple(place)])
+    also = "" if ignored is None else f", and {ignored} for what is ignored"
+    return f"a label is out of range: {value}{which}; {name} has {count:,} {what} and accepts 0 to {count - 1:,}{also}"

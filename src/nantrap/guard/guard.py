@@ -22,13 +22,11 @@ from nantrap.guard.driver import OwnLoop
 from nantrap.guard.dropped_losses import DroppedLosses
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.late import LateSteps
-from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.recorder import Recorder
 from nantrap.guard.session import Session, Setup, end_run, last_turn, summary_of
-from nantrap.guard.state.anchors import Attempt
+from nantrap.guard.state.copies import Attempt
 from nantrap.guard.state.members import ema_update
 from nantrap.guard.state.protected import needs_closure
 from nantrap.guard.state.recovery import Recovery
@@ -36,7 +34,7 @@ from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.watching.watch import WatchSpec
-from nantrap.guard.window import Micro
+from nantrap.guard.window import NO_TERMS, Loss, LossLike, Micro, Outcome, as_loss
 from nantrap.incident import Finding, Incident
 from nantrap.locate import RngState, tensors_of
 from nantrap.record import History

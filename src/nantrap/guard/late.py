@@ -30,18 +30,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.arrival import Arrival
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import Driver
 from nantrap.guard.late_again import Launched, refuse_launched
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import contain
 from nantrap.guard.session import Session
 from nantrap.guard.state.certify import LARGEST_NORM
-from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.members import current_rates
 from nantrap.guard.step import Scalars, is_skipped_spike, run_step
+from nantrap.guard.sync import Arrival
 from nantrap.guard.torch_private import copy_parts, restore_where
-from nantrap.guard.window import Reading, Window
+from nantrap.guard.window import Outcome, Reading, Window
 from nantrap.incident import Action, Incident
 
 _READ_AT_ONCE = 8

@@ -24,19 +24,16 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.collect import Collector
-from nantrap.guard.diagnosis.describe import budget_of, failure_of
+from nantrap.guard.diagnosis.describe import Observation, budget_of, failure_of
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Decision, Kind, Verdict
-from nantrap.guard.loss import Loss, as_loss
-from nantrap.guard.observation import Observation
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.progress import Progress
 from nantrap.guard.refusal import observe_step
 from nantrap.guard.session import Session
 from nantrap.guard.state.certify import LARGEST_NORM
 from nantrap.guard.step import Scalars, decide_together, refuse_bad
 from nantrap.guard.torch_private import give_unscaling, take_unscaling
-from nantrap.guard.window import Micro, Reading, Window
+from nantrap.guard.window import Loss, Micro, Outcome, Reading, Window, as_loss
 from nantrap.incident import Action, Finding
 from nantrap.incident.wording import NO_MEMORY, is_out_of_memory
 from nantrap.locate import Failure, RngState
@@ -44,8 +41,8 @@ from nantrap.locate.replay.replay import autocast_like, called_again
 from nantrap.locate.twoline.rerun import Again, compute_again
 
 if TYPE_CHECKING:
-    from nantrap.guard.arrival import Arrival
     from nantrap.guard.late import Schedule
+    from nantrap.guard.sync import Arrival
     from nantrap.locate.replay.program import ProgramState
 
 

@@ -20,17 +20,13 @@ from typing import Any
 from torch import Tensor
 
 from nantrap.guard.bundling import write_incident
-from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.graphs import why_no_gradient
-from nantrap.guard.messages import LONGEST_LINE
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
-from nantrap.guard.progress import Progress, Tally
-from nantrap.guard.ranks.lost import lost_rank_in_words
+from nantrap.guard.progress import LONGEST_LINE, Progress, Tally, why_no_gradient
+from nantrap.guard.ranks.ranks import lost_rank_in_words
 from nantrap.guard.watching.ranges import Ranges, outside_in_words
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.watching.watch import Watch
-from nantrap.guard.window import Reading, Window
+from nantrap.guard.window import Diagnosed, Outcome, Reading, Window
 from nantrap.incident import Action, Decider, Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.record import (

@@ -16,17 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nantrap.errors import NonFiniteError
-from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.describe import Observation, bad_batch, micro_at_fault, observe
 from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Decision, Kind, Verdict, judge
-from nantrap.guard.known import bad_batch
-from nantrap.guard.messages import stop_message
-from nantrap.guard.observation import Observation, micro_at_fault, observe
-from nantrap.guard.outcome import Outcome
+from nantrap.guard.progress import stop_message
 from nantrap.guard.session import Session
-from nantrap.guard.state.rates import current_rates
-from nantrap.guard.window import Reading, Window
+from nantrap.guard.state.members import current_rates
+from nantrap.guard.window import Diagnosed, Outcome, Reading, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import some_of
 from nantrap.record.restarts import RunStop, tell_launcher

@@ -1,16 +1,38 @@
-"""What a script did by itself: the kinds of such events, one table that counts them, and what is said of them.
+"""What a script does by itself: the kinds of such events, the table that counts them, and their incidents.
 
-`event_detector` notices events, and makes incidents of those with a non-finite value. The table prints a line when
-events of a kind become many, and gives the lines of the summary at the end.
+The table prints a line when events of a kind become many, and gives the lines of the summary at the end. Those with a
+non-finite value are contained, diagnosed and recorded like any other (`EventRecorder`); what differs from a step that
+the guard refuses is who decided, and that only this rank knows of it. `nantrap run` notices what a script does
+(`launch/event_detector.py`); in the two-line form `dropped_losses` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.collect import Collector
+from nantrap.guard.diagnosis.describe import Observation, bad_batch, observe
+from nantrap.guard.diagnosis.diagnose import diagnose
+from nantrap.guard.driver import Driver
+from nantrap.guard.dropping import drop
+from nantrap.guard.judge import Verdict
+from nantrap.guard.session import Session
+from nantrap.guard.state.members import current_rates
+from nantrap.guard.window import Diagnosed, Loss, Micro, Reading, Window
+from nantrap.incident import Action
 from nantrap.incident.wording import some_of
+from nantrap.locate import RootCall
+from nantrap.locate.location import finding
+from nantrap.locate.twoline.autopsy import examine
 from nantrap.thresholds import DEAD_AFTER
 
 _SEVERAL = 5
@@ -166,3 +188,193 @@ class EventTable:
 def numbered(noun: str, numbers: Sequence[int], several: str = "") -> str:
     """`sample 4`, `samples 4, 7`."""
     return f"{noun if len(numbers) == 1 else several or noun + 's'} {some_of([str(each) for each in numbers])}"
+
+
+SKIPPED = "the script skipped this batch itself"
+_OTHERS_STAY = ", the others stay"
+_ALL_LEFT_OUT = "the script left every micro-batch of this step out"
+_BATCH_LEFT_OUT = "the script left this batch out before it called the model"
+
+
+def read_norm_alone(session: Session, driver: Driver) -> float:
+    """Read the norm of the gradients as they are now, for what this rank alone has seen.
+
+    Of sharded gradients it is that of this rank's shards: the whole one would wait for ranks that do not ask.
+    """
+    gradients = session.protected.members.gradients()
+    if session.setup.shards is not None or any(hasattr(gradient, "to_local") for gradient in gradients):
+        return finite.exact_local_norm(gradients)
+    return finite.read([driver.norm()])[0]
+
+
+class EventRecorder:
+    """Records the events of a script that have a non-finite value, and counts them.
+
+    Args:
+        session: of the run.
+        driver: of the script's loop.
+        collector: of the script's loop.
+        events: the table in which they are counted.
+        of_guard: says that the guard is at work meanwhile.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        driver: Driver,
+        collector: Collector,
+        events: EventTable,
+        *,
+        of_guard: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._session = session
+        self._driver = driver
+        self._collector = collector
+        self._of_guard = of_guard
+        self._events = events
+        self._observes = session.policy.on_incident == "observe"
+
+    def skip_step(self, window: Window, words: str) -> None:
+        """Record a bad step that the script does not make: everything is restored, and the step counts as skipped."""
+        session, protected = self._session, self._session.protected
+        micro = first_bad(window)
+        with self._of_guard():
+            try:
+                norm = math.nan if window.without_gradient else self.read_norm()
+                buffers_bad = bool(protected.ledger.names_of_bad())
+                seen_norm = 0.0 if window.without_gradient else norm
+                observation = self.observe(micro, seen_norm, buffers_bad=buffers_bad)
+                self._restore()
+                diagnosed = diagnose(session, observation)
+                self._restore()
+                restored = None if self._observes else protected.verify()
+                loss = micro.values[0] if micro.values else math.nan
+                self._end_skipped(diagnosed, window, words, norm=norm, loss=loss, restored=restored)
+                self._collector.note_refused(micro.root_call)
+            finally:
+                self._collector.end()
+
+    def pass_over(self, micro: Micro, words: str) -> None:
+        """Record a bad loss from which no step is made, when the next forward pass has begun: nothing is restored."""
+        with self._of_guard(), self._session.protected.ledger.kept():
+            diagnosed = diagnose(self._session, self.observe(micro))
+        window = Window(time.perf_counter(), whole=True, micros=[micro], without_gradient=True)
+        self._end_skipped(diagnosed, window, words, loss=micro.values[0] if micro.values else math.nan)
+
+    def skip_batch(self, name: str, tensor: Tensor, indices: Sequence[int]) -> None:
+        """Record a bad batch that the script left out before it called the model: nothing is run again.
+
+        Args:
+            name: what the script calls the tensor.
+            tensor: the part of the batch that the script tested.
+            indices: the dataset's indices of the samples.
+        """
+        with self._of_guard():
+            diagnosed = bad_batch(self._session, [finding("batch", name, tensor, "data")])
+            samples = diagnosed.incident.samples
+            own = tuple(indices[sample] for sample in samples) if samples and max(samples) < len(indices) else ()
+            diagnosed = diagnosed.with_incident(replace(diagnosed.incident, dataset_indices=own))
+            window = Window(time.perf_counter(), whole=True, without_gradient=True)
+            self._end_skipped(diagnosed, window, _BATCH_LEFT_OUT)
+
+    def skip_dropped(self, window: Window) -> None:
+        """End a step of which the script left every micro-batch out: it has no gradient."""
+        window.given_up = window.without_gradient = True
+        window.diagnosed = [(each, words.removesuffix(_OTHERS_STAY)) for each, words in window.diagnosed]
+        with self._of_guard():
+            incident = self._session.recorder.finish_dropped(window, Action.SKIP, decided_by="script")
+            reading = Reading(rates=current_rates(self._session.protected.optimizer))
+            self._session.recorder.end(window, reading, Action.SKIP, incident)
+        self._events.note(self._event(EventKind.STEP_NOT_MADE, _ALL_LEFT_OUT))
+
+    def leave_out(self, window: Window, observation: Observation, words: str) -> None:
+        """Record something bad that has no part in a step which the script makes."""
+        with (
+            self._of_guard(),
+            self._session.protected.ledger.kept(),
+        ):  # the step goes on with what its forward wrote
+            diagnosed = diagnose(self._session, observation)
+        window.diagnosed.append((diagnosed, words))
+        window.bad_left_out += 1
+        self._events.note(self._event(EventKind.LEFT_OUT, words))
+
+    def drop_micro_batch(self, window: Window, micro: Micro, *, by_script: bool) -> None:
+        """Record a bad micro-batch that has no part in the step; its backward pass is not run."""
+        number = len(window.micros) + window.dropped + 1
+        words = f"micro-batch {number} left out{' by the script' if by_script else ''}{_OTHERS_STAY}"
+        session = self._session
+        with self._of_guard():
+            diagnosed = diagnose(session, self.observe(micro))
+            drop(session, window, diagnosed, words)
+            session.protected.ledger.restore_mark()
+        if by_script:
+            window.left_by_script += 1
+            self._events.note(self._event(EventKind.MICRO_BATCH_LEFT_OUT, words))
+
+    def report_value(self, window: Window, words: str) -> None:
+        """Record a value that is not finite and that no optimizer makes a step from: nothing is prevented."""
+        session = self._session
+        (micro,) = window.micros
+        with self._of_guard():
+            try:
+                with session.protected.ledger.kept():
+                    diagnosed = diagnose(session, self.observe(micro))
+                reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
+                incident = session.recorder.finish(diagnosed, Action.APPLY, words, decided_by="script")
+                session.recorder.end(window, reading, Action.APPLY, incident)
+            finally:
+                self._collector.end()
+        self._events.note(self._event(EventKind.VALUE_USED, words))
+
+    def observe(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
+        """Note what is bad in a micro-batch that this rank alone knows of."""
+        session = self._session
+        verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
+        with self._of_guard():
+            return observe(
+                session.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True
+            )
+
+    def read_norm(self) -> float:
+        """Read the norm of the gradients as they are now."""
+        with self._of_guard():
+            return read_norm_alone(self._session, self._driver)
+
+    def _restore(self) -> None:
+        if not self._observes:
+            self._session.protected.restore()
+
+    def _event(self, kind: EventKind, words: str) -> ScriptEvent:
+        return ScriptEvent(kind, words, self._session.progress.step, self._session.recorder.tally.applied)
+
+    def _end_skipped(
+        self,
+        diagnosed: Diagnosed,
+        window: Window,
+        words: str,
+        *,
+        norm: float = math.nan,
+        loss: float = math.nan,
+        restored: list[str] | None = None,
+    ) -> None:
+        """End a step that the script does not make."""
+        recorder = self._session.recorder
+        event = self._event(EventKind.STEP_NOT_MADE, words)
+        diagnosed = diagnosed.noting_first(words)
+        incident = recorder.finish(diagnosed, Action.SKIP, words, decided_by="script", restored=restored)
+        self._events.note(event)
+        window.given_up = True
+        reading = Reading(norm, loss, rates=current_rates(self._session.protected.optimizer))
+        recorder.end(window, reading, Action.SKIP, incident)
+
+
+def first_bad(window: Window) -> Micro:
+    """The first micro-batch whose loss is bad, or the last one."""
+    return next((micro for micro in window.micros if micro.bad), window.micros[-1])
+
+
+def bad_micro(loss: Tensor, call: RootCall | None) -> Micro:
+    """A micro-batch of a loss that is not finite, with what its graph still shows."""
+    micro = Micro(Loss(loss, {}), root_call=call, values=[finite.value_of(loss.detach())])
+    micro.evidence = examine(loss, call)
+    return micro

@@ -14,23 +14,20 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.guard.armed import Armed
-from nantrap.guard.ladder import Ladder
-from nantrap.guard.messages import summary_text
+from nantrap.guard.judge import Ladder
 from nantrap.guard.policy import Diagnosis, Policy
-from nantrap.guard.progress import Progress
-from nantrap.guard.ranks.alone import Alone
-from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.progress import Progress, summary_text
+from nantrap.guard.ranks.ranks import Alone, Ranks
 from nantrap.guard.recorder import Recorder, RecordTarget
-from nantrap.guard.state.anchors import Anchors
+from nantrap.guard.state.copies import Anchors
 from nantrap.guard.state.members import Shards, ema_modules
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.recovery import Recovery, Saving, store_for
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.sync import why_at_once
 from nantrap.guard.watching.magnitudes import Sampler
-from nantrap.guard.watching.ranges import Ranges
+from nantrap.guard.watching.ranges import Ranges, SpikeWatch
 from nantrap.guard.watching.sample_list import SampleList, as_sample_list
-from nantrap.guard.watching.spikes import SpikeWatch
 from nantrap.guard.watching.watch import Watch, WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident

@@ -22,19 +22,16 @@ import torch
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.guard.diagnosis.describe import Observation, dropped_terms, rank_divergence
 from nantrap.guard.diagnosis.diagnose import diagnose, finite_at_scale_one
 from nantrap.guard.driver import Driver
-from nantrap.guard.heads import drop_bad_heads, left_out_in_words
+from nantrap.guard.dropping import drop_bad_heads, judge_micro_batch, left_out_in_words, merge
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
-from nantrap.guard.known import dropped_terms, rank_divergence
-from nantrap.guard.micro_batches import judge_micro_batch, merge
-from nantrap.guard.observation import Observation
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.refusal import bad_reading, contain, observe_step, put_back_buffers, refuse, refuse_dropped
 from nantrap.guard.session import Session
-from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.members import current_rates
 from nantrap.guard.watching.ranges import outside_in_words
-from nantrap.guard.window import NOTHING, Reading, Window
+from nantrap.guard.window import NOTHING, Outcome, Reading, Window
 from nantrap.incident import Action, Finding
 
 

@@ -1,4 +1,4 @@
-"""Whether the host may learn the result of a step one step later: `Policy(sync=...)`.
+"""Whether the host may learn the result of a step one step later (`Policy(sync=...)`), and how its values arrive then.
 
 On an accelerator the host runs ahead of the device, and a value that is read at once empties the queue. A late step
 reads nothing: the optimizer skips on the device. That needs an optimizer which can skip there, an update that is
@@ -8,11 +8,12 @@ at once, and `run.json` says why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from nantrap.guard.arrival import why_no_arrival
 from nantrap.guard.ranks.ranks import Ranks, is_sharded
 from nantrap.guard.state.certify import certify
 from nantrap.guard.state.protected import Protected, needs_closure
@@ -20,6 +21,41 @@ from nantrap.guard.state.protected import Protected, needs_closure
 if TYPE_CHECKING:
     from nantrap.guard.policy import Policy
     from nantrap.guard.session import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Values in pinned memory, and the event behind which they are there."""
+
+    values: Tensor
+    event: torch.Event | None
+
+    @classmethod
+    def of(cls, values: Tensor) -> Arrival:
+        """Send values of the device. On a CPU they are here."""
+        if values.is_cpu:
+            return cls(values, None)
+        there = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        there.copy_(values, non_blocking=True)
+        event = torch.Event(values.device)
+        event.record()
+        return cls(there, event)
+
+    def read(self) -> list[float]:
+        """The values. What was launched after them need not have ended."""
+        if self.event is not None:
+            self.event.synchronize()
+        return [float(value) for value in self.values.tolist()]
+
+
+def why_no_arrival(device: torch.device) -> str:
+    """Why values of a device cannot be sent in this way, in words; empty if they can."""
+    try:
+        Arrival.of(torch.zeros(1, device=device)).read()
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        return f"{device.type} cannot copy to pinned memory behind an event ({type(error).__name__})"
+    return ""
+
 
 _CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)
 

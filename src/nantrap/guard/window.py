@@ -1,26 +1,136 @@
-"""What one step is: its micro-batches, and the values of its one host read as plain numbers (`Reading`).
+"""What one step is made of, and what it ends with. Data, and the few things that data can say of themselves.
 
-The gradients of a micro-batch are kept apart until it is known to be good.
+Loss       as the user gives it: a scalar tensor, or a dict of named terms whose sum is the loss
+Micro      one backward pass: its loss, and by what it can be run again
+Window     the micro-batches of the step. The gradients of each are kept apart until it is known to be good
+Reading    the values of the one host read of the step, as plain numbers
+Diagnosed  the incident of a failed step, before it is known what is done with it: nothing of it is written, printed or
+           counted yet. `Diagnosed.finish` makes the final incident, by adding what had to wait for the action
+Outcome    the result of the step
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nantrap.guard.diagnosed import Diagnosed
-from nantrap.guard.loss import Loss
+from nantrap.errors import UsageError
 from nantrap.guard.torch_private import add_all
-from nantrap.incident import Finding
+from nantrap.incident import Action, Decider, Finding, Incident
 from nantrap.locate import RngState, RootCall
+from nantrap.locate.source import with_cell_name
 from nantrap.locate.twoline.caller import Frame, seen_from
+from nantrap.record import Material
+
+LossLike = Tensor | Mapping[str, "Tensor | float"]
+
+
+NO_TERMS: dict[str, Tensor] = {}
+
+
+@dataclass(slots=True)
+class Loss:
+    """The total with its graph, and each term's values without one."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+    def scalars(self) -> list[Tensor]:
+        """The total, then every value of every term, as detached scalars in a fixed order."""
+        flat = [self.total.detach().reshape(())]
+        for term in self.terms.values():
+            flat += [term] if term.dim() == 0 else list(term.reshape(-1).unbind())
+        return flat
+
+    def named(self, values: list[float]) -> dict[str, float]:
+        """Term values as read (without the total), by name; entries of a vector term are `heads[3]`."""
+        names: list[str] = []
+        for name, term in self.terms.items():
+            names += [name] if term.dim() == 0 else [f"{name}[{i}]" for i in range(term.numel())]
+        return dict(zip(names, values, strict=True))
+
+
+def as_loss(given: LossLike) -> Loss:
+    """Check what was given and add up the terms, in order, as the user would have written it."""
+    if isinstance(given, Tensor):
+        loss = Loss(given, {})
+    elif isinstance(given, Mapping) and not hasattr(given, "loss"):  # the outputs of a model are a dict with that too
+        loss = _from_terms(given)
+    else:
+        raise UsageError(
+            f"the loss must be a scalar tensor or a dict of named terms, got {type(given).__name__}. {_remedy(given)}"
+        )
+    total = loss.total
+    if total.numel() != 1:
+        raise UsageError(
+            f"the loss has shape {tuple(total.shape)}; backward needs a scalar. Reduce it, e.g. loss.mean(), or give a "
+            "dict of named terms"
+        )
+    if not total.requires_grad:
+        raise UsageError(
+            "the loss has no graph, so nothing can learn from it. This happens when it was computed under "
+            "torch.no_grad() or inference_mode, when .detach(), .item() or a new torch.tensor(...) cut it off, when "
+            "every parameter it depends on is frozen, or when a batch contributes no term at all (e.g. no masked "
+            "token); skip such a batch before the guard"
+        )
+    return loss
+
+
+def _remedy(given: object) -> str:
+    """What to do about a loss that is neither a tensor nor a dict."""
+    if given is None:
+        return "Does the function that computes it end with `return loss`?"
+    if isinstance(given, (tuple, list)):
+        return "Give the loss alone, without the outputs of the model"
+    if hasattr(given, "loss"):
+        return "Give its .loss"
+    return "If it is a float: .item() or float() cut it off from the graph"
+
+
+def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
+    """The sum of named terms; a vector counts as the sum of its heads."""
+    if not terms:
+        raise UsageError("the loss is an empty dict; give at least one named term")
+    tensors: dict[str, Tensor] = {}
+    summands: list[Tensor] = []
+    for name, term in terms.items():
+        if not isinstance(term, (Tensor, int, float)):
+            raise UsageError(
+                f"loss term {name!r} is a {type(term).__name__}; a term is a scalar tensor or a number"
+                + (": leave it out" if term is None else "")
+            )
+        tensor = term if isinstance(term, Tensor) else torch.tensor(float(term))
+        if tensor.dim() > 1:
+            raise UsageError(
+                f"loss term {name!r} has shape {tuple(tensor.shape)}; a term is a scalar, or one value per head"
+            )
+        summands.append(tensor if tensor.dim() == 0 else tensor.sum())
+        tensors[str(name)] = tensor.detach()
+    return Loss(functools.reduce(operator.add, summands), tensors)
+
+
+def without_terms(given: Mapping[str, Tensor | float], bad: set[str]) -> dict[str, Tensor | float]:
+    """The terms that are left when the bad ones are dropped; a vector term keeps its good heads under their names."""
+    kept: dict[str, Tensor | float] = {}
+    for name, term in given.items():
+        if name in bad:
+            continue
+        heads = [f"{name}[{i}]" for i in range(term.numel())] if isinstance(term, Tensor) and term.dim() == 1 else []
+        if isinstance(term, Tensor) and bad.intersection(heads):
+            kept.update({head: term[i] for i, head in enumerate(heads) if head not in bad})
+        else:
+            kept[name] = term
+    return kept
+
 
 MOST_WHOLE = 16
 """So many micro-batches of a step are kept with all that a replay needs."""
@@ -218,3 +328,86 @@ class Reading(NamedTuple):
     scale: float | None = None
     buffers_bad: bool = False
     guilty: Micro | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """An incident whose action is not known yet, and what its bundle needs to run the step again.
+
+    Attributes:
+        incident: where the failure began, why, and what was tried.
+        material: what a bundle needs to run the step again.
+        worth_a_bundle: whether there is anything to write.
+        avoidable: the step was run again without the guilty samples, and was finite.
+        notes: what is said after the incident's own notes.
+    """
+
+    incident: Incident
+    material: Material | None = None
+    worth_a_bundle: bool = False
+    avoidable: bool = False
+    notes: tuple[str, ...] = ()
+
+    def noting(self, *words: str) -> Diagnosed:
+        """Adds notes at the end."""
+        return replace(self, notes=(*self.notes, *words))
+
+    def noting_first(self, words: str) -> Diagnosed:
+        """Adds a note at the beginning."""
+        return self.with_incident(replace(self.incident, notes=(words, *self.incident.notes)))
+
+    def with_incident(self, incident: Incident) -> Diagnosed:
+        """Replaces the incident."""
+        return replace(self, incident=incident)
+
+    def finish(
+        self, action: Action, *, decided_by: Decider = "nantrap", restored: Sequence[str] | None = None
+    ) -> Incident:
+        """The final incident.
+
+        Args:
+            action: what was done with the step.
+            decided_by: who decided that.
+            restored: what is not as before the step; empty if everything was checked to be, `None` if that was not
+                the aim.
+        """
+        notes = self.incident.notes
+        if restored:
+            notes = (f"not restored to the values before the step: {', '.join(restored)}", *notes)
+        return replace(
+            self.incident,
+            action=action,
+            decided_by=decided_by,
+            source=with_cell_name(self.incident.source),
+            restored=None if restored is None else not restored,
+            notes=(*notes, *self.notes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one step.
+
+    Where steps are read late (`Policy(sync=...)`), this step has not been read yet: `applied` and `action` say what was
+    launched, and `loss`, `grad_norm`, `terms` and `incident` are those of the step before: `loss_step` says which.
+
+    Attributes:
+        applied: whether the weights moved.
+        action: `apply`, `skip`, `rollback` or `stop`.
+        step: 0-based count of attempted steps.
+        loss: the mean loss of the step's micro-batches, as given to the guard; a float.
+        grad_norm: the total gradient norm before clipping; a float.
+        incident: what went wrong (`incident.cause` says why), or `None`. A `GradScaler` probing its scale skips without
+            an incident.
+        terms: the named loss terms, if the loss was given as a dict.
+        loss_step: the step that `loss`, `grad_norm` and `terms` belong to.
+    """
+
+    applied: bool
+    action: Action
+    step: int
+    loss: float
+    grad_norm: float
+    incident: Incident | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)
+    loss_step: int = 0

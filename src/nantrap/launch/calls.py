@@ -32,9 +32,8 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.guard import is_guarded
-from nantrap.guard.outcome import Outcome
-from nantrap.guard.state.rates import current_rates
-from nantrap.guard.window import Window
+from nantrap.guard.state.members import current_rates
+from nantrap.guard.window import Outcome, Window
 from nantrap.launch.checkpointing import look_at_resume
 from nantrap.launch.companions import Scaled
 from nantrap.launch.patches import Patches

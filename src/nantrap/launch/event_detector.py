@@ -24,8 +24,16 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import Driver
-from nantrap.guard.event_recorder import SKIPPED, EventRecorder, bad_micro, first_bad
-from nantrap.guard.script_events import EventKind, EventTable, ScriptEvent, numbered
+from nantrap.guard.script_events import (
+    SKIPPED,
+    EventKind,
+    EventRecorder,
+    EventTable,
+    ScriptEvent,
+    bad_micro,
+    first_bad,
+    numbered,
+)
 from nantrap.guard.session import Session
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.window import Micro, Window

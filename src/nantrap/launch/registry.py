@@ -24,8 +24,7 @@ from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.late import LateSteps
 from nantrap.guard.progress import Tally
-from nantrap.guard.ranks.lost import several_ranks
-from nantrap.guard.ranks.ranks import is_sharded, replicas_in
+from nantrap.guard.ranks.ranks import is_sharded, replicas_in, several_ranks
 from nantrap.guard.script_events import EventTable
 from nantrap.guard.session import Session, Setup
 from nantrap.guard.state.protected import Protected
@@ -34,9 +33,7 @@ from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.event_detector import note_cleaned
-from nantrap.launch.inference import Inference
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loose_values import LooseValues, make_loose_loop, session_without_optimizer
 from nantrap.launch.position import ScriptNeighbours
 from nantrap.launch.replicas import Comparison, Replicas
 from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, owns_some
@@ -44,6 +41,7 @@ from nantrap.launch.script_loop import ScriptDriver, ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 from nantrap.launch.started import Reports
+from nantrap.launch.without_optimizer import Inference, LooseValues, make_loose_loop, session_without_optimizer
 from nantrap.locate import unwrap
 from nantrap.locate.failure import active_replays
 from nantrap.locate.nodes import leaves_below, leaves_of, nodes_below

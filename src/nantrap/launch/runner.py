@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from nantrap.errors import NonFiniteError, RankLostError, StopKind
-from nantrap.guard.ranks.lost import lost_rank_in_words
-from nantrap.guard.refused_labels import refused_in_words
+from nantrap.guard.exceptions import refused_in_words
+from nantrap.guard.ranks.ranks import lost_rank_in_words
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.processes import came_from_guard
 from nantrap.launch.script import NoProgramError, ScriptProgram

@@ -26,21 +26,17 @@ from torch import Tensor, nn
 from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.collect import Collector
-from nantrap.guard.event_recorder import read_norm_alone
 from nantrap.guard.exceptions import explain_exception, no_loss
-from nantrap.guard.graphs import EXPLAINED_AFTER
 from nantrap.guard.late import LateSteps
-from nantrap.guard.loss import NO_TERMS, Loss
-from nantrap.guard.messages import no_gradient_lines
-from nantrap.guard.outcome import Outcome
-from nantrap.guard.progress import Tally
+from nantrap.guard.progress import EXPLAINED_AFTER, Tally, no_gradient_lines
 from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.script_events import read_norm_alone
 from nantrap.guard.session import Session, last_turn
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import has_pre_hooks, version_of
-from nantrap.guard.window import MOST_WHOLE, Micro, Window
+from nantrap.guard.window import MOST_WHOLE, NO_TERMS, Loss, Micro, Outcome, Window
 from nantrap.incident import Incident
 from nantrap.launch.event_detector import EventDetector
 from nantrap.launch.position import Position

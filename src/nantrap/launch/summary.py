@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nantrap.guard.messages import most_skipped, scaler_words
-from nantrap.guard.progress import Tally
+from nantrap.guard.progress import Tally, most_skipped, scaler_words
 from nantrap.guard.script_events import EventKind
 from nantrap.incident.wording import counted, escaped, some_of, typed_path
 from nantrap.launch.attach import Attachment

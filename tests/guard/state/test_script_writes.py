@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from guard.loops import batches
 from nantrap import Guard
-from nantrap.guard.outcome import Outcome
+from nantrap.guard.window import Outcome
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run

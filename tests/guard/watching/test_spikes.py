@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from guard.loops import NAN, assert_same_state, make_run, state_of
 from nantrap import Action, Policy
-from nantrap.guard.watching.spikes import SpikeDetector
+from nantrap.guard.watching.ranges import SpikeDetector
 
 finite_values = st.floats(-1e30, 1e30, allow_nan=False)
 any_values = st.floats(allow_nan=True, allow_infinity=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nantrap import finite
 from nantrap.doctor.selftest.training import DidNotHold, NotHere, fused_adamw
-from nantrap.guard.arrival import Arrival, why_no_arrival
+from nantrap.guard.sync import Arrival, why_no_arrival
 from nantrap.guard.torch_private import restore_where
 from nantrap.incident.wording import counted
 from nantrap.locate import RngState

@@ -1,31 +1,187 @@
-"""A bad step in two forms: the `Incident` as it was seen, and the `Failure` that can be run again.
+"""A bad step before it is examined: what was seen of it, its incident, and the failure that can be run again.
 
-The functions that complete an incident (where it began, why, that it was seen before) are pure: from one incident to
-the next. `diagnose` decides which of them apply.
+`observe` notes what is bad while it is still there; what is restored afterwards leaves no trace in it. `incident_of`
+and `failure_of` follow from it. The functions that complete an incident (where it began, why, that it was seen before)
+are pure: from one incident to the next, and `diagnose` decides which of them apply. At the end are the incidents of
+which everything is known when they are found, so that nothing is run again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from nantrap import finite
 from nantrap.guard.judge import Verdict
-from nantrap.guard.loss import as_loss
-from nantrap.guard.observation import Observation
 from nantrap.guard.session import Session
-from nantrap.guard.state.rates import current_rates
-from nantrap.guard.watching.ranges import inputs_of, outside_in_words
-from nantrap.guard.window import Micro
-from nantrap.incident import Action, Cause, Evidence, Fix, Incident, Phase
-from nantrap.locate import Failure, Location, RunFacts
+from nantrap.guard.state.members import current_rates
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.watching.ranges import outside_in_words
+from nantrap.guard.window import Diagnosed, Micro, Window, as_loss
+from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Incident, Phase
+from nantrap.locate import Failure, Location, RunFacts, batch_size, finding, tensors_of
+from nantrap.locate.batch import may_be_listed_image, samples_in
 from nantrap.locate.budget import Budget
 from nantrap.locate.failure import Beside
+from nantrap.locate.replay.samples import dataset_indices
 from nantrap.locate.twoline.terms import terms_of
+from nantrap.locate.wrapping import arguments_by_name
+from nantrap.thresholds import MOST_GRADIENTS
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
     from nantrap.causes import Explanation
+
+_MOST_INPUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was seen of a bad step, taken before anything is restored.
+
+    Attributes:
+        micro: the micro-batch at fault, or the last one.
+        values: its loss and terms as read.
+        norm: the gradient norm.
+        findings: what is non-finite, with statistics.
+        gradients: the gradients by parameter name.
+        verdict: what the ranks found.
+        update: the update created the non-finite values, and was undone.
+        spike: the step is finite and a spike.
+        raised: the forward pass ended with an exception.
+        harmless: only the loss is bad.
+        agreed: every rank is here, so they may exchange what they find.
+        micros: all micro-batches of the step, where it is not known which of them is at fault.
+        number: which micro-batch of the step is at fault, from 1 on, and of how many, where that is known.
+        evaluated: the optimizer evaluated the loss itself, several times in its update.
+    """
+
+    micro: Micro
+    values: Sequence[float]
+    norm: float
+    findings: tuple[Finding, ...]
+    gradients: Mapping[str, Tensor]
+    verdict: Verdict
+    update: bool = False
+    spike: bool = False
+    raised: bool = False
+    harmless: bool = False
+    agreed: bool = False
+    micros: Sequence[Micro] = ()
+    number: tuple[int, int] | None = None
+    evaluated: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it was noticed."""
+        if self.update:
+            return "optimizer"
+        if self.spike and self.findings[0].phase == "data":
+            return "data"
+        forward = {f.kind for f in self.findings if f.phase == "forward"}
+        if self.raised or forward & {"loss", "term", "buffer", "parameter", "spike"}:
+            return "forward"
+        if self.findings and all((f.kind, f.phase) == ("parameter", "state") for f in self.findings):
+            return "state"
+        return "backward"
+
+
+def observe(
+    protected: Protected,
+    micro: Micro,
+    norm: float,
+    *,
+    verdict: Verdict,
+    buffers_bad: bool = False,
+    update: Sequence[Finding] = (),
+    spike: Finding | None = None,
+    harmless: bool = False,
+    agreed: bool = False,
+    copy_gradients: bool = False,
+    evaluated: bool = False,
+) -> Observation:
+    """Note what is bad.
+
+    Args:
+        protected: the state of the run.
+        micro: the micro-batch at fault, or the last one.
+        norm: the gradient norm as read.
+        verdict: what the ranks found.
+        buffers_bad: whether the forward pass made buffers non-finite, or the script a parameter without a gradient.
+        update: what the update made non-finite; it was undone.
+        spike: the value that is far outside its recent range.
+        harmless: only the loss is bad.
+        agreed: every rank is here.
+        copy_gradients: the gradients will be overwritten in place when the step is refused.
+        evaluated: the optimizer evaluated the loss itself: the gradients are of its last evaluation, and are not kept.
+    """
+    values = micro.values or []
+    found: list[Finding] = [] if spike is None else [spike]
+    found += update
+    if values:
+        named = micro.loss.named(values[1:])
+        found += [Finding("term", n, "forward", value=v) for n, v in named.items() if not math.isfinite(v)]
+        if not math.isfinite(values[0]):
+            found.append(Finding("loss", "loss", "forward", value=values[0]))
+    if not update and not math.isfinite(norm):
+        found += _bad_gradients(protected, norm, alone=not found)
+    if buffers_bad:
+        found += protected.ledger.findings("forward")
+        found += [finding("parameter", *bad, "state") for bad in protected.ledger.bad_script_writes()]
+    known = {} if evaluated else protected.members.named_gradients()
+    gradients = {name: gradient.detach() for name, gradient in known.items()}
+    return Observation(
+        micro,
+        values,
+        norm,
+        tuple(found),
+        {name: grad.clone() for name, grad in gradients.items()} if copy_gradients else gradients,
+        verdict,
+        update=bool(update),
+        spike=spike is not None,
+        harmless=harmless,
+        agreed=agreed,
+        evaluated=evaluated,
+    )
+
+
+def add_findings(observation: Observation, findings: Sequence[Finding]) -> Observation:
+    """Adds findings before those of an observation."""
+    return replace(observation, findings=(*findings, *observation.findings))
+
+
+def micro_at_fault(micros: Sequence[Micro]) -> Micro | None:
+    """The first micro-batch to whose model output a non-finite gradient came back; `None` if that tells nothing."""
+    for micro in micros:
+        calls = micro.root_call.chain() if micro.root_call is not None else []
+        if finite.any_nonfinite([gradient for call in calls for gradient in call.cotangents.values()]):
+            return micro
+    return None
+
+
+def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Finding]:
+    """The gradients that are non-finite; if all are finite, their norm, which overflowed."""
+    members = protected.members
+    guarded = {name for name, _ in members.named()}
+    bad = [
+        (name, gradient)
+        for name, gradient in members.named_gradients().items()
+        if name in guarded and finite.any_nonfinite([gradient])
+    ]
+    if bad or not alone:
+        return [finding("gradient", name, grad, "backward") for name, grad in bad[:MOST_GRADIENTS]]
+    gradients = members.gradients()
+    if any(hasattr(gradient, "to_local") for gradient in gradients):  # the other ranks may not be here
+        note = "every gradient is finite in this rank's shards; the non-finite values are in another rank's"
+        return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]
+    exact = finite.exact_norm(gradients)
+    note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {norm}"
+    return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]
 
 
 def new_incident(session: Session, phase: Phase, *, verdict: Verdict | None = None) -> Incident:
@@ -61,6 +217,37 @@ def incident_of(session: Session, observation: Observation) -> Incident:
         grad_norm=observation.norm,
         inputs=tuple(inputs_of(observation.micro)),
     )
+
+
+def inputs_of(micro: Micro) -> list[Finding]:
+    """The tensors of a micro-batch with their statistics; of the model's call where only that is seen."""
+    batch, note = micro.batch, ""
+    if micro.forward is None:
+        call = micro.root_call
+        if call is None or call.module is None:
+            return []
+        batch = arguments_by_name(call.module, call.args, call.kwargs)
+        note = "an argument of the model"
+    found = []
+    for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
+        stats = finite.tensor_stats(tensor.detach())
+        bad = stats.nonfinite and tensor.layout == torch.strided
+        samples = samples_in(batch, tensor, finite.bad_places(tensor)) if bad else ()
+        if samples:
+            samples = _as_entries(micro, tensor, samples)
+        found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))
+    return found
+
+
+def _as_entries(micro: Micro, tensor: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """The bad samples of a tensor: its bad rows, or the number of the list's entry that it is."""
+    call = micro.root_call
+    if call is None:
+        return rows
+    entry = None if call.origin is None else call.origin.sample_of(tensor)
+    if entry is not None:
+        return (entry,)
+    return () if may_be_listed_image((call.args, call.kwargs), tensor) else rows
 
 
 def _terms(observation: Observation) -> dict[str, float]:
@@ -308,3 +495,81 @@ MAY_DIFFER = (
 def began_elsewhere(rank: int | None) -> str:
     """The note of a rank on which nothing began."""
     return "it began on another rank" if rank is None else f"it began on rank {rank}; see that rank's incident"
+
+
+def bad_batch(
+    session: Session, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None
+) -> Diagnosed:
+    """A batch that was found bad before the forward pass, here or on another rank.
+
+    Args:
+        session: of the run.
+        findings: what is bad in it.
+        verdict: of all ranks.
+        batch: the batch, which may carry the dataset's indices.
+    """
+    guilty = tuple(sorted({i for f in findings for i in f.samples}))
+    causes: tuple[Cause, ...] = ()
+    notes: tuple[str, ...] = ()
+    if findings:
+        first = findings[0]
+        described = first.stats.describe() if first.stats else ""
+        cause = Cause(
+            "bad_input_data",
+            proven=True,
+            risk="medium",
+            confidence=1.0,
+            summary=f"the batch holds non-finite values: {first.name}",
+            evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
+            fix=Fix(text=f"fix or remove the sample where the dataset creates {first.name}"),
+        )
+        causes = (cause,)
+    else:
+        notes = (began_elsewhere(verdict.origin_rank if verdict else None),)
+    incident = replace(
+        new_incident(session, "data", verdict=verdict),
+        module="data",
+        findings=tuple(findings),
+        causes=causes,
+        samples=guilty,
+        inputs=tuple(findings),
+        notes=notes,
+        dataset_indices=dataset_indices(batch, guilty, batch_size(batch)),
+    )
+    return Diagnosed(incident, worth_a_bundle=bool(findings))
+
+
+def rank_divergence(session: Session, checksums: tuple[float, ...]) -> Diagnosed:
+    """The ranks hold different parameters. Nothing is run again: the numbers are enough."""
+    from nantrap.causes import Case, explain_case
+
+    protected = session.protected
+    verdict = Verdict(bad_ranks=session.ranks.members, contested=True)
+    incident = new_incident(session, "state", verdict=verdict)
+    failure = Failure(
+        step=session.progress.step,
+        root=protected.root,
+        parameters=dict(protected.members.named()),
+        optimizer=protected.optimizer,
+        symptom="state",
+        loss=None,
+        loss_value=math.nan,
+        gradients={},
+        restore_buffers=protected.ledger.restore_buffers,
+        run=RunFacts(session.recorder.history(), checksums=checksums),
+    )
+    case = Case(failure, Location(phase="state"), incident)
+    return Diagnosed(with_explanation(incident, explain_case(case)))
+
+
+def dropped_terms(session: Session, window: Window, loss: float, terms: dict[str, float]) -> Diagnosed:
+    """A step that was applied without loss terms whose values are bad."""
+    incident = replace(
+        new_incident(session, "forward"),
+        module="loss",
+        findings=tuple(window.findings),
+        loss=loss,
+        terms=terms,
+        notes=('the other terms were applied, as Policy(bad_terms="drop") asks',),
+    )
+    return Diagnosed(incident)

@@ -22,14 +22,15 @@ from typing import NamedTuple
 
 from nantrap import finite
 from nantrap.guard.bundling import material_of
-from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import (
     MAY_DIFFER,
+    Observation,
     at_position_of,
     began_elsewhere,
     budget_of,
     failure_of,
     incident_of,
+    inputs_of,
     like_known,
     not_compared,
     of_statement,
@@ -41,10 +42,8 @@ from nantrap.guard.diagnosis.describe import (
 )
 from nantrap.guard.diagnosis.together import exchange_incidents, explore_graph, explore_together
 from nantrap.guard.judge import Verdict
-from nantrap.guard.observation import Observation
 from nantrap.guard.session import Session
-from nantrap.guard.watching.ranges import inputs_of
-from nantrap.guard.window import Micro
+from nantrap.guard.window import Diagnosed, Micro
 from nantrap.incident import Incident
 from nantrap.incident.wording import failed_in_words
 from nantrap.locate import Failure, Location, locate

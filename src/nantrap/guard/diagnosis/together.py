@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nantrap.errors import RankLostError
-from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.describe import (
+    Observation,
     began_elsewhere,
     budget_of,
     failure_of,
@@ -35,10 +35,9 @@ from nantrap.guard.diagnosis.describe import (
     with_run_facts,
 )
 from nantrap.guard.judge import Verdict
-from nantrap.guard.observation import Observation
-from nantrap.guard.ranks.alone import Alone
-from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.ranks.ranks import Alone, Ranks
 from nantrap.guard.session import Session
+from nantrap.guard.window import Diagnosed
 from nantrap.incident import Incident
 from nantrap.incident.wording import failed_in_words
 from nantrap.locate import Failure, Location

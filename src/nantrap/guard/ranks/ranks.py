@@ -17,23 +17,27 @@ A healthy run must never hang because of the guard. Four rules ensure it:
 * Names of folders and the like go through the store, never through a collective.
 
 Where ranks train one model and exchange nothing, each decides by its averaged gradients alone, which are the same on
-all ranks.
+all ranks. A replay on one rank runs inside `Alone`, where a collective raises instead of waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nantrap.errors import RankLostError
+from nantrap.errors import NantrapError, RankLostError
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.ranks.averaged_flags import AveragedFlags
 from nantrap.guard.ranks.handshake import Bypass, Handshake
 from nantrap.guard.torch_private import default_store, is_joining
+from nantrap.locate.replay.together import holds_parts, is_collective
 
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "signalled")
 
@@ -352,3 +356,122 @@ def common_choice(name: str, own: str) -> str:
     if store is None:
         return own
     return bytes(store.compare_set(f"nantrap/{name}", "", own)).decode()
+
+
+class NeedsOthersError(NantrapError):
+    """The code that is run again communicates with other ranks, which do not take part."""
+
+
+class Alone:
+    """Lets one rank run parts of a model again. Holds whether a collective was called.
+
+    Args:
+        model: the model as it is called, in its wrapper.
+        together: whether other ranks train it too.
+    """
+
+    def __init__(self, model: nn.Module, *, together: bool) -> None:
+        self._model = model
+        self._together = together
+        self.met_collective = False
+        """A collective was refused: what was run can only be run by all ranks together."""
+        self.others_take_part = False
+        """All ranks run something together at this moment."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether a forward pass on this rank alone can work: no synchronised statistics, no sharded weights."""
+        return not (self._together and _talks_in_forward(self._model))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The model runs without the other ranks."""
+        if not self._together:
+            yield
+            return
+        with self.unaveraged(), self.reading():
+            yield
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """This rank looks at what it holds: whatever would wait for the others is refused."""
+        if not self._together:
+            yield
+            return
+        with _Refuse(self):
+            yield
+
+    @contextlib.contextmanager
+    def with_others(self) -> Iterator[None]:
+        """Inside `reading`: all ranks run something together now, so that nothing is refused."""
+        before, self.others_take_part = self.others_take_part, True
+        try:
+            yield
+        finally:
+            self.others_take_part = before
+
+    @contextlib.contextmanager
+    def unaveraged(self) -> Iterator[None]:
+        """All ranks run the model, but each keeps its own gradients and buffers."""
+        with contextlib.ExitStack() as stack:
+            for wrapper in replicas_in(self._model):
+                stack.enter_context(_quiet(wrapper))
+            yield
+
+
+def _talks_in_forward(model: nn.Module) -> bool:
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return True
+    return is_sharded(model)
+
+
+@contextlib.contextmanager
+def _quiet(wrapper: Any) -> Iterator[None]:
+    """DDP neither averages gradients nor broadcasts buffers."""
+    forward_sync = wrapper.require_forward_param_sync
+    wrapper.require_forward_param_sync = False
+    try:
+        with wrapper.no_sync():
+            yield
+    finally:
+        wrapper.require_forward_param_sync = forward_sync
+
+
+class _Refuse(TorchDispatchMode):
+    """Every collective is an error. Holds the object that notes it."""
+
+    def __init__(self, alone: Alone) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alone = alone
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_parts(types):
+            return NotImplemented
+        if is_collective(func) and not self._alone.others_take_part:
+            self._alone.met_collective = True
+            raise NeedsOthersError(f"{func} needs the other ranks, which do not take part in a replay")
+        return func(*args, **(kwargs or {}))
+
+
+_TRANSPORTS = ("gloo", "NCCL", "c10d", "ProcessGroup", "pair closure")
+"""One of these is in the text of an error by which a collective ends when another rank does not take part."""
+
+
+def lost_rank_in_words(error: BaseException | None, run_dir: str | Path | None) -> str:
+    """Says what it means that a collective of the script ended with this error; empty if none did.
+
+    The error of the transport names an address and a port. A rank that is gone has said why in its own output.
+    """
+    if not isinstance(error, RuntimeError) or isinstance(error, RankLostError) or not several_ranks():
+        return ""
+    if not isinstance(error, dist.DistError) and not any(name in str(error) for name in _TRANSPORTS):
+        return ""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    who = f"rank {1 - rank}" if size == 2 else "another rank"
+    where = "" if run_dir is None else f". The last lines of {run_dir}/journal-r*.jsonl say what each rank did"
+    return f"rank {rank} lost {who}, which has ended, has died, or took longer than the process group's timeout{where}"
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of several that train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

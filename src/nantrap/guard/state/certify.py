@@ -12,7 +12,7 @@ finite with norm n, and let parameters and state be finite (checked once, and wr
     Adagrad       the accumulator only grows; g/(√sum + eps) ≤ |g|/eps.
 
 All of that holds in float32 and float64 with ordinary constants. None of it holds in half precision, where eps = 1e-8
-is 0 and 0.999 is 1. An update without a proof here is made carefully: copy, step, read, undo (see `snapshot`).
+is 0 and 0.999 is 1. An update without a proof here is made carefully: copy, step, read, undo (see `protected`).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
     `self.codes.data[...] = ...` is not counted by the version of the parameter, so it cannot be noticed when it
     happens. The byte code of the module's own methods shows the name before `.data`. Methods that run before training
     (`__init__`, initialisation) do not count, and neither does code of PyTorch.
+*   The learning rates in force, and how to lower them so that a scheduler does not restore them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from nantrap.checkpoints.store.resume import scale_group
 from nantrap.errors import UsageError
+from nantrap.guard.torch_private import inner_schedulers
 from nantrap.locate import states_of, unwrap
 
 
@@ -270,3 +273,29 @@ def _before_data(code: types.CodeType) -> Iterator[str]:
             before = str(instruction.argval)
         else:
             before = ""
+
+
+def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """The learning rate of each parameter group that has one."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+
+def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
+    """Multiply every learning rate, also those from which the scheduler computes the next ones."""
+    for group in optimizer.param_groups:
+        scale_group(group, factor)
+    scale_bases(scheduler, factor)
+
+
+def scale_bases(scheduler: Any, factor: float) -> None:
+    """Multiply the learning rates from which a scheduler, or one inside it, computes the next ones."""
+    for inner in _schedulers(scheduler):
+        if hasattr(inner, "base_lrs"):
+            inner.base_lrs = [rate * factor for rate in inner.base_lrs]
+
+
+def _schedulers(scheduler: Any) -> list[Any]:
+    if scheduler is None:
+        return []
+    nested = inner_schedulers(scheduler)
+    return [scheduler, *(s for inner in nested for s in _schedulers(inner))]

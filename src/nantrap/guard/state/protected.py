@@ -3,13 +3,17 @@
 Parameters and optimizer state change in the update, buffers in the forward pass, and so do parameters that a forward
 pass writes itself (a codebook, a clamp). The update runs plainly where it is provably finite (`certify`); elsewhere it
 is made carefully: copy, step, read, and undo if anything became non-finite.
+
+Weights may lie in shared memory: several processes of a program train one model, each with its own guard (Hogwild).
+What one process writes, the others read and train on. So a diagnosis, which runs the step again and changes one thing
+or another, works on copies; the program's tensors have their shared memory again afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +23,9 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
+from nantrap.guard.state.copies import UpdateSnapshot, has_room
 from nantrap.guard.state.ledger import Ledger
 from nantrap.guard.state.members import Members, Shards, name_beside, optimizer_tensors, reached_through_data
-from nantrap.guard.state.room import has_room
-from nantrap.guard.state.shared_memory import in_shared_memory, with_own_copies
-from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
 from nantrap.locate import Program, ProgramState, finding, updated_elsewhere
@@ -423,3 +425,28 @@ def needs_closure(optimizer: Optimizer) -> bool:
     except (TypeError, ValueError):
         return False
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def in_shared_memory(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors whose memory other processes may hold as well."""
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not hasattr(tensor, "to_local")
+        and tensor.is_shared()
+    ]
+
+
+@contextlib.contextmanager
+def with_own_copies(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Puts copies in the place of tensors in shared memory for a while; whatever happens to them is lost."""
+    common = [(tensor, tensor.data) for tensor in in_shared_memory(tensors)]
+    for tensor, memory in common:
+        tensor.data = memory.clone()
+    try:
+        yield
+    finally:
+        for tensor, memory in common:
+            tensor.data = memory

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
-from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
 from nantrap.guard.ranks.ranks import Ranks
-from nantrap.guard.state.anchors import Anchor, Anchors
+from nantrap.guard.state.copies import Anchor, Anchors
+from nantrap.guard.state.members import current_rates, scale_bases, scale_rates
 from nantrap.guard.state.protected import Protected
-from nantrap.guard.state.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.torch_private import local_parts
+from nantrap.guard.window import Outcome
 from nantrap.incident import Finding, Incident
 from nantrap.incident.wording import escaped, some_of
 from nantrap.locate import state_tensors

@@ -1,10 +1,16 @@
-"""Anchors: copies of the whole state, taken every N steps, for rollback and for trials that need an older state.
+"""Copies of the state: of one update, so that it can be undone bit for bit, and of everything, for a way back.
 
-An anchor covers parameters, optimizer state, buffers, the averaged weights, scheduler and scaler; one that was not
-finite to begin with (weights loaded from a bad checkpoint) cannot be restored. The attempts made since then are kept by
-reference (the function, the batch, the random streams), so that a trial can run the same steps again with another
-learning rate. Large models keep one anchor, small ones two, so that there is always an older one, and a near one that
-is taken more often: a rollback to it loses few steps.
+UpdateSnapshot   parameters and optimizer state. What is restored keeps its identity: the same tensor objects, with
+                 their old contents, so that every reference to them (of a scheduler, a fused kernel, the user) stays
+                 valid. State that the step created is removed.
+Anchor           the whole state: also buffers, averaged weights, scheduler and scaler. One that was not finite to
+                 begin with (weights loaded from a bad checkpoint) cannot be restored.
+Anchors          a ring of these, filled every N steps, for rollback and for trials that need an older state. The
+                 attempts made since then are kept by reference (the function, the batch, the random streams), so that
+                 a trial can run the same steps again with another learning rate. Large models keep one anchor, small
+                 ones two, so that there is always an older one, and a near one that is taken more often: a rollback to
+                 it loses few steps.
+has_room         whether an accelerator has memory to spare for a copy that the run does not need.
 """
 
 from __future__ import annotations
@@ -14,19 +20,188 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.state.protected import Protected
-from nantrap.guard.state.room import has_room
+from nantrap.finite import size_in_bytes
 from nantrap.guard.state.rows import LedgerRow, Writer, copy_rows, put_back
-from nantrap.guard.state.scaling import Scaling
-from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
-from nantrap.guard.torch_private import buffers_of
-from nantrap.locate import RngState
+from nantrap.guard.torch_private import buffers_of, copy_parts, restore_parts
+from nantrap.locate import RngState, layers_of, state_tensors
+
+if TYPE_CHECKING:
+    from nantrap.guard.state.protected import Protected
+    from nantrap.guard.state.scaling import Scaling
+
+_SPARE = 1 / 20
+"""The share of the device's memory that stays free beside a copy and beside the most that a step has needed so far."""
+_SPARE_BEFORE = 1 / 2
+"""The same while no step was made, so that what a step needs is not known."""
+
+
+def has_room(device: torch.device, nbytes: int, *, known: bool = True) -> bool:
+    """Whether so many bytes can be kept on a device without taking them from the run.
+
+    Args:
+        device: where; on a CPU, and where PyTorch cannot tell, the answer is yes.
+        nbytes: the size of the copy.
+        known: a step was made already, so that the peak of the allocator says what the run needs.
+    """
+    if device.type in ("cpu", "meta"):
+        return True
+    module = torch.get_device_module(device)
+    ask = getattr(torch.accelerator, "get_memory_info", None) or getattr(module, "mem_get_info", None)
+    if ask is None or not hasattr(module, "max_memory_allocated"):
+        return True
+    try:
+        free, total = ask(device)
+        cached = (
+            module.memory_reserved(device) if hasattr(module, "memory_reserved") else module.memory_allocated(device)
+        )
+        never_used = free + cached - module.max_memory_allocated(device)
+    except (RuntimeError, NotImplementedError):
+        return True
+    return bool(never_used - nbytes >= total * (_SPARE if known else _SPARE_BEFORE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """State and hyper-parameters of one optimizer. Tensors of the state are kept by identity, their contents apart."""
+
+    optimizer: Optimizer
+    states: dict[Any, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, tensors: list[Tensor]) -> _Layer:
+        """An optimizer as it is now; the tensors of its state are added to `tensors`."""
+        states: dict[Any, dict[str, Any]] = {}
+        for key, state in optimizer.state.items():
+            if not isinstance(state, dict):
+                continue
+            kept: dict[str, Any] = {}
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    kept[name] = value
+                else:
+                    kept[name] = copied(value)
+            states[key] = kept
+        groups = [
+            {name: copied(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        return cls(optimizer, states, groups)
+
+    def restore(self) -> None:
+        """Put back all but the contents of the state's tensors."""
+        live = self.optimizer.state
+        for key in [key for key in live if key not in self.states]:
+            del live[key]
+        for key, kept in self.states.items():
+            state = live[key]
+            state.clear()
+            state.update({name: _restored(value) for name, value in kept.items()})
+        for group, kept in zip(self.optimizer.param_groups, self.groups, strict=True):
+            for name in [name for name in group if name != "params" and name not in kept]:
+                del group[name]
+            for name, value in kept.items():
+                live_value = group.get(name)
+                if isinstance(value, Tensor) and isinstance(live_value, Tensor):
+                    live_value.copy_(value)
+                else:
+                    group[name] = _restored(value)
+
+
+class UpdateSnapshot:
+    """One copy of parameters, optimizer state and hyper-parameters; `take` again reuses its memory."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> None:
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._originals: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._layers: list[_Layer] = []
+
+    def take(self) -> None:
+        """Remember everything as it is now."""
+        tensors: list[Tensor] = list(self._parameters)
+        self._layers = [_Layer.of(layer, tensors) for layer in layers_of(self._optimizer)]
+        if not _same(tensors, self._originals):
+            self._originals, self._copies = [], []  # memory may end in the middle: half a copy is none
+            self._copies = [copied(tensor) for tensor in tensors]
+            self._originals = tensors
+            return
+        with torch.no_grad():
+            copy_parts(self._copies, tensors)
+
+    def restore(self) -> None:
+        """Put everything back as it was at `take`, without counting it as a write. May be called again."""
+        if self._originals:
+            restore_parts(self._originals, self._copies)
+        for layer in self._layers:
+            layer.restore()
+
+    def fits(self) -> bool:
+        """Whether the optimizer still has the parameters and the groups it had at `take`."""
+        count = len(self._parameters)
+        return _same(self._parameters, self._originals[:count]) and all(
+            len(layer.optimizer.param_groups) == len(layer.groups) for layer in self._layers
+        )
+
+    def was_finite(self, tensor: Tensor) -> bool:
+        """Whether `tensor` (by identity) was finite at `take`; a tensor that was made since counts as finite."""
+        for original, copied in zip(self._originals, self._copies, strict=True):
+            if original is tensor:
+                return not finite.any_nonfinite([copied])
+        return True
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The copy of `tensor` (by identity) at `take`; `None` if it is not among them."""
+        found = zip(self._originals, self._copies, strict=True)
+        return next((copied for original, copied in found if original is tensor), None)
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """The copies of parameters and optimizer state."""
+        return self._copies
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the copies take."""
+        return sum(map(size_in_bytes, self._copies))
+
+
+def state_bytes(parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> int:
+    """Memory that one snapshot would take."""
+    return sum(map(size_in_bytes, [*parameters, *state_tensors(optimizer)]))
+
+
+def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))
+
+
+def copied(value: Any) -> Any:
+    """A copy that later in-place changes cannot reach; plain numbers and strings are their own copy."""
+    if isinstance(value, Tensor):
+        own = finite.copy_of(value)
+        return value if own is None else own
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(item) for item in value)
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return copy.copy(value)
+
+
+def _restored(value: Any) -> Any:
+    # lists are copied again so that restoring twice gives the same thing twice; tensors in `state` are the originals
+    return copied(value) if isinstance(value, (list, tuple, dict)) else value
+
 
 _TWO_BELOW_BYTES = 64 * 2**20
 _BATCH_BYTES = 64 * 2**20
