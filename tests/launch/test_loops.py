@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,6 +227,49 @@ def test_the_scaler_keeps_its_scale_in_an_incident_and_searches_it_in_a_probe(se
     assert guarded == plain
     assert loop.tally.scaler_probes > 0
     assert loop.tally.incidents == 0
+
+
+class BadSlope(torch.autograd.Function):
+    """A function whose slope is NaN where that is wanted, without any Inf."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, bad: bool) -> Tensor:
+        ctx.bad = bad
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * math.nan if ctx.bad else gradient, None
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_lowers_its_scale_at_nan_as_it_would_alone(fused: bool, unscales: bool, settings: RunSettings) -> None:
+    def train() -> tuple[list[float], Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        scales = []
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = BadSlope.apply(model(torch.randn(8, 4)), step == 3).square().mean()
+            scaler.scale(loss).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales, model.weight.detach().clone()
+
+    scales, weight = train()
+    with attached(settings) as attachment:
+        guarded_scales, guarded = train()
+        (incident,) = [loop.last_incident for loop in attachment.registry]
+    assert guarded_scales == scales
+    assert torch.equal(guarded, weight)
+    assert incident is not None
+    assert (incident.step, incident.phase) == (3, "backward")
 
 
 def test_the_budget_ends_the_run_even_if_the_script_swallows_the_error(tmp_path: Path) -> None:

@@ -65,8 +65,12 @@ class Driver(Protocol):
     def repeat_update(self) -> Any:
         """Make an update again that was undone to examine it."""
 
-    def refuse_update(self) -> None:
-        """This step is not made: no gradient is left that could move anything."""
+    def refuse_update(self, *, overflow: bool = False) -> None:
+        """This step is not made: no gradient is left that could move anything.
+
+        Args:
+            overflow: the scaler takes it for an overflow, and lowers its scale; else it keeps the scale.
+        """
 
     def advance(self, *, applied: bool) -> None:
         """After the update, or after a step that a scaler left out: scaler, schedule, averages, gradients."""
@@ -156,11 +160,15 @@ class OwnLoop:
         """The scaler's own step is done already: only the optimizer's."""
         return self._optimizer.step()
 
-    def refuse_update(self) -> None:
+    def refuse_update(self, *, overflow: bool = False) -> None:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""
         self._norm = None
         self._members.clear_gradients()
-        self.scaling.forget()
+        if overflow:
+            self.scaling.overflow()
+            self.scaling.scaler.update()
+        else:
+            self.scaling.forget()
 
     def advance(self, *, applied: bool) -> None:
         """Scaler, schedule and averages, and the next step begins without gradients."""

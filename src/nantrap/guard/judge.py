@@ -66,6 +66,7 @@ class Verdict:
             those with bad gradients. For a spike, the ranks that saw it.
         contested: only gradients are bad, on several ranks: averaging has spread what began on one of them.
         signalled: a rank has put NaN into the gradients, which must be taken out of them again.
+        only_gradients: no rank found anything but gradients that are not finite.
     """
 
     bad: bool = False
@@ -77,6 +78,7 @@ class Verdict:
     bad_ranks: tuple[int, ...] = ()
     contested: bool = False
     signalled: bool = False
+    only_gradients: bool = False
 
     @property
     def origin_rank(self) -> int | None:
@@ -126,6 +128,7 @@ def combine(flags: dict[int, Flags]) -> Verdict:
         bad_ranks=found or spikes,
         contested=len(found) > 1 and not origins,
         signalled=signalled,
+        only_gradients=bool(symptoms) and not origins,
     )
 
 

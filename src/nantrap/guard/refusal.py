@@ -64,9 +64,15 @@ def observe_step(
     return observation if number is None or len(micros) < 2 else replace(observation, number=(number, len(micros)))
 
 
-def contain(session: Session, driver: Driver) -> None:
-    """This step never happened: gradients, scaler, buffers, and what the forward pass wrote."""
-    driver.refuse_update()
+def contain(session: Session, driver: Driver, *, overflow: bool = False) -> None:
+    """This step never happened: gradients, scaler, buffers, and what the forward pass wrote.
+
+    Args:
+        session: of the run.
+        driver: who makes the update.
+        overflow: the loss scaler lowers its scale, as it would alone; else it keeps the scale.
+    """
+    driver.refuse_update(overflow=overflow)
     session.protected.restore()
 
 

@@ -301,7 +301,7 @@ class EngineDriver(ScriptDriver):
         """The gradients are gone: what the update made stays. A policy that only observes undoes no update."""
         return None
 
-    def refuse_update(self) -> None:
+    def refuse_update(self, *, overflow: bool = False) -> None:
         """Let DeepSpeed skip the step, as it skips an overflow; its loss scale stays as it is."""
         outer = self._shards.outer
         for gradient in [each for each in self._shards.gradients().values() if each.numel()][:1]:

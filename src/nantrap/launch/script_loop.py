@@ -124,10 +124,15 @@ class ScriptDriver:
         """The update once more. The scaler's step was made already, so the optimizer steps alone."""
         return self._protected.optimizer.step() if self.scaling.enabled else self.take_update()
 
-    def refuse_update(self) -> None:
+    def refuse_update(self, *, overflow: bool = False) -> None:
         """Every gradient to 0, in place: the script may still read them, and clears them itself."""
+        if overflow:
+            if self.still_scaled:
+                self.scaling.scaler.unscale_(self._protected.optimizer)
+            self.scaling.overflow()
+        else:
+            self.scaling.forget()
         self._protected.members.zero_gradients()
-        self.scaling.forget()
 
     def advance(self, *, applied: bool) -> None:
         """The script updates its scaler and steps its schedule itself."""

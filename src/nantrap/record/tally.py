@@ -126,12 +126,15 @@ def apart_lines(counts: CountsApart) -> list[str]:
 
 
 def cause_lines(causes: Mapping[str, int], guesses: Mapping[str, int]) -> list[str]:
-    """`3 × softmax_fully_masked_row`, `188 × bad_input_data (a guess)`: most frequent first."""
+    """`3 × softmax_fully_masked_row`, `188 × bad_input_data (a guess)`: most frequent first.
+
+    Incidents that look like a proven one are not tried again, so that of many of a cause one may be proven.
+    """
     found = []
     for cause, number in sorted(causes.items(), key=lambda item: -item[1]):
         doubtful = guesses.get(cause, 0)
-        some = "1 of them is a guess" if doubtful == 1 else f"{doubtful:,} of them are guesses"
-        note = "" if not doubtful else " (a guess)" if doubtful >= number else f" ({some})"
+        some = f" (proven for {number - doubtful:,} of them)"
+        note = "" if not doubtful else " (a guess)" if doubtful >= number else some
         found.append(f"{number:,} × {cause}{note}")
     return found
 
