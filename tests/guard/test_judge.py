@@ -43,7 +43,10 @@ def test_what_is_done(verdict: Verdict, policy: Policy, kind: Kind, harmless: bo
             {0: SPREAD, 1: Flags(origin=True, symptom=True, harmful=True)},
             Verdict(bad=True, harmful=True, bad_ranks=(1,)),
         ),
-        ({2: SPREAD, 5: SPREAD}, Verdict(bad=True, harmful=True, bad_ranks=(2, 5), contested=True)),
+        (
+            {2: SPREAD, 5: SPREAD},
+            Verdict(bad=True, harmful=True, bad_ranks=(2, 5), contested=True, only_gradients=True),
+        ),
         ({0: Flags(origin=True)}, Verdict(bad=True, bad_ranks=(0,))),
         # one rank's scaler searches its scale, another's step is bad: bad wins, on both
         ({0: Flags(probing=True), 1: BAD}, Verdict(bad=True, harmful=True, bad_ranks=(1,))),

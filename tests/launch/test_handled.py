@@ -864,3 +864,55 @@ def test_what_a_model_prints_is_printed_once(settings: RunSettings, capsys: pyte
             F.mse_loss(net(x), y).backward()
             optimizer.step()
     assert capsys.readouterr().out == "bad values in the model\n"
+
+
+class Refusing(nn.Module):
+    """An encoder that draws from a distribution, which refuses NaN and a wrong shape; a script may call it alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.distributions.Normal(self.inner(values), 1.0).rsample()
+
+
+class Encoded(nn.Module):
+    """A model whose script calls the encoder, or the whole, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Refusing()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.head(self.encoder(values))
+
+
+@pytest.mark.parametrize("calls_whole", [False, True])
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("bad", [True, False])
+def test_an_exception_in_a_part_that_is_called_directly(
+    calls_whole: bool, at: int, bad: bool, settings: RunSettings
+) -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = Encoded()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step in range(4):
+            values = torch.randn(8, 4)
+            if step == at:
+                values = values * math.nan if bad else values[:, :3]
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).square().mean() if calls_whole else 0.0
+            (loss + model.head(model.encoder(values)).square().mean()).backward()
+            optimizer.step()
+
+    with attached(settings) as attachment:
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            train()
+        (loop,) = attachment.registry
+        found = loop.explain(raised.value)
+    assert (found is not None) is bad
+    if found is not None:
+        assert (found.step, found.phase) == (at, "data")

@@ -89,6 +89,11 @@ class Evaluations:
         self._unread = 0
         self._first_unread = 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a call without gradients is being made."""
+        return self._call is not None
+
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model, or a part of it, is called without gradients."""
         running = self._call

@@ -26,8 +26,10 @@ from nantrap.guard.diagnosis.diagnose import diagnose_exception
 from nantrap.guard.driver import Driver
 from nantrap.guard.refusal import refuse_exception
 from nantrap.guard.session import Session
+from nantrap.guard.torch_private import module_call
 from nantrap.guard.window import Diagnosed, Loss, Micro, Outcome
 from nantrap.incident import Action, Incident
+from nantrap.locate import RngState, RootCall
 
 _NO_VALUE = (TypeError, NameError, AttributeError, NotImplementedError)
 """Mistakes of a program that no value leads to."""
@@ -61,6 +63,25 @@ def contain_exception(
         session.recorder.note_exception(diagnosed, Action.SKIP, words)
         return None
     return refuse_exception(session, driver, collector.open(), diagnosed, words)
+
+
+def note_call(session: Session, collector: Collector, error: BaseException) -> None:
+    """The model's call that an exception ended becomes the collector's last call, before the exception is explained.
+
+    The program may call a part of the model that is not watched, because it calls the whole model otherwise. Such a
+    call is seen in the frames that the exception left. Where the random streams were then is not known.
+    """
+    call, step = collector.root_call, error.__traceback__
+    if (call is not None and call.running) or collector.evaluations.is_running:
+        return
+    ours = set(map(id, session.protected.root.modules()))
+    while step is not None:
+        found = module_call(step.tb_frame)
+        if found is not None and id(found[0]) in ours:
+            module, args, kwargs = found
+            collector.root_call = RootCall(args, kwargs, RngState.capture(), None, module, before=collector.inputs)
+            return
+        step = step.tb_next
 
 
 def explain_exception(session: Session, collector: Collector, error: BaseException) -> Incident | None:

@@ -20,7 +20,7 @@ from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
 from nantrap.guard.dropped_losses import DroppedLosses
-from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
+from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss, note_call
 from nantrap.guard.late import LateSteps
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
@@ -455,6 +455,7 @@ class Guard:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is not None:
+                note_call(self._session, self._collector, error)
                 explain_exception(self._session, self._collector, error)
         finally:
             self.close()

@@ -9,6 +9,7 @@ import contextlib
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -223,6 +224,17 @@ def give_unscaling(scaler: Any, optimizer: Optimizer, taken: Any) -> None:
     """Give the scaler back what `take_unscaling` took."""
     if taken is not None:
         scaler._per_optimizer_states[id(optimizer)] = taken
+
+
+# ---- calls of modules
+
+
+def module_call(frame: FrameType) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None:
+    """The module that a frame calls, and with what; `None` if the frame is no call of a module."""
+    if frame.f_code.co_name != "_call_impl" or frame.f_globals.get("__name__") != nn.Module.__module__:
+        return None
+    given = frame.f_locals
+    return given["self"], given["args"], given["kwargs"]
 
 
 # ---- schedulers, averages, distributed models

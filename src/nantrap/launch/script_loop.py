@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.collect import Collector
-from nantrap.guard.exceptions import explain_exception, no_loss
+from nantrap.guard.exceptions import explain_exception, no_loss, note_call
 from nantrap.guard.late import LateSteps
 from nantrap.guard.progress import EXPLAINED_AFTER, Tally, no_gradient_lines
 from nantrap.guard.ranks.ranks import is_sharded
@@ -463,6 +463,7 @@ class ScriptLoop:
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
         with self._activity.of_guard():
+            note_call(self.session, self.collector, error)
             if self.collector.root_call is not None and self._batches.last:
                 self._position.note(self.collector.root_call, bad=True)
             found = self.collector.evaluations.explain(error)
