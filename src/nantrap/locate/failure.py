@@ -290,10 +290,8 @@ class Failure:
             undo.callback(_replays.pop)
             _replays.append(self.step)
             undo.callback(found.restore)
-            for module, training in modes:
-                undo.callback(setattr, module, "training", training)
-            for parameter, gradient in gradients:
-                undo.callback(setattr, parameter, "grad", gradient)
+            undo.callback(_set_all, "training", modes)
+            undo.callback(_set_all, "grad", gradients)
             if self.restore_update is not None:
                 undo.callback(self.restore_update)
             undo.callback(self.restore_buffers)
@@ -311,6 +309,12 @@ class Failure:
                 _as_found(self.root.modules(), self.parameters.values()),
             ):  # fmt: skip
                 yield
+
+
+def _set_all(name: str, values: Iterable[tuple[Any, Any]]) -> None:
+    """An attribute of many objects, each with its value."""
+    for owner, value in values:
+        setattr(owner, name, value)
 
 
 # ---- what the program must not notice of a replay
