@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from launch.loops import Batches, Net, batches
+from nantrap import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
@@ -916,3 +917,72 @@ def test_an_exception_in_a_part_that_is_called_directly(
     assert (found is not None) is bad
     if found is not None:
         assert (found.step, found.phase) == (at, "data")
+
+
+def train_on_rollouts(spoiled: Callable[[int, int], bool], *, rollouts: int, renewed: bool = False) -> None:
+    """Eight updates are made from the advantages of each rollout.
+
+    Args:
+        spoiled: whether the advantages of a rollout are bad in an update, by the numbers of both.
+        rollouts: how many there are.
+        renewed: the advantages are made again for each update.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for rollout in range(rollouts):
+        advantages = torch.randn(32) * (math.nan if spoiled(rollout, 0) else 1.0)
+        for update in range(8):
+            if renewed:
+                advantages = torch.randn(32) * (math.nan if spoiled(rollout, update) else 1.0)
+            rows = torch.arange(4 * update, 4 * update + 4)
+            loss = (model(torch.randn(4, 4)).squeeze(1) * advantages[rows]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def test_one_bad_value_from_which_many_updates_are_made_does_not_end_the_run(
+    settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with attached(settings) as attachment:
+        train_on_rollouts(lambda rollout, _: rollout == 1, rollouts=3)
+        (loop,) = attachment.registry
+    assert loop.stopped is None
+    assert (loop.tally.applied, loop.tally.skipped) == (16, 8)
+    said = capsys.readouterr().err
+    assert "given the same value as the step before, counted once; " in said
+    assert "3 of 5 in a row" not in said
+
+
+@pytest.mark.parametrize(("first", "renewed"), [(0, False), (1, True)])
+def test_bad_values_of_every_update_end_the_run(
+    first: int, renewed: bool, settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Next door: nothing was applied before, or each update has bad values of its own."""
+    with attached(settings) as attachment:
+        with pytest.raises(NonFiniteError):
+            train_on_rollouts(lambda rollout, _: rollout >= first, rollouts=3, renewed=renewed)
+        (loop,) = attachment.registry
+    assert loop.tally.skipped == 6
+    assert "counted once" not in capsys.readouterr().err
+
+
+def test_a_value_that_stays_bad_ends_the_run_by_the_window(settings: RunSettings) -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model, scale = nn.Linear(4, 1), torch.ones(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step in range(100):
+            if step == 3:
+                scale.fill_(math.nan)
+            loss = (model(torch.randn(4, 4)).squeeze(1) * scale).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with attached(settings) as attachment:
+        with pytest.raises(NonFiniteError, match="51 incidents in 200 steps, 50 are allowed"):
+            train()
+        (loop,) = attachment.registry
+    assert loop.tally.skipped == 51

@@ -169,6 +169,7 @@ class Ladder:
         step: int,
         *,
         harmless: bool = False,
+        same_value: bool = False,
         spoiled: str = "",
         no_way_back: Callable[[], str] = lambda: "",
     ) -> tuple[Action, str]:
@@ -177,6 +178,8 @@ class Ladder:
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
+            same_value: the step was given the same bad value of the program as the one before it (one reward of a
+                rollout from which many updates are made). In a row they count as one; the limit of the window holds.
             spoiled: `the weights are`, `the optimizer's state is` or `buffer scale is`, if those are non-finite and an
                 older state is not: every further step would fail as well. Rolled back immediately, also where the
                 policy stops after skips.
@@ -187,7 +190,8 @@ class Ladder:
             return Action.APPLY, "the policy only observes"
         if policy.on_incident == "raise":
             return Action.STOP, "the policy stops at the first incident"
-        self.in_a_row += 1
+        counts = harmless or not same_value or not self.in_a_row
+        self.in_a_row += counts
         self._only_harmless = harmless and (self._only_harmless or self.in_a_row == 1)
         if harmless and (self._only_harmless or not self._too_many()):
             return self._decide_harmless()
@@ -200,7 +204,8 @@ class Ladder:
         if spoiled and not reason:
             reason = f"{spoiled} non-finite, which skipping does not repair"
         if not reason:
-            return Action.SKIP, f"{self.in_a_row} of {policy.max_consecutive_skips} in a row"
+            again = "" if counts else "given the same value as the step before, counted once; "
+            return Action.SKIP, f"{again}{self.in_a_row} of {policy.max_consecutive_skips} in a row"
         if policy.then == "stop" and not spoiled:
             return Action.STOP, reason
         if self.rollbacks >= policy.max_rollbacks:

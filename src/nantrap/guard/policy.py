@@ -259,7 +259,8 @@ class Policy:
 
     Attributes:
         on_incident: `skip` the step, `raise` `NonFiniteError`, or only `observe` (the step is applied unchanged).
-        max_consecutive_skips: number of incidents in a row that are skipped; the next one leads to `then`.
+        max_consecutive_skips: number of incidents in a row that are skipped; the next one leads to `then`. Steps that
+            are given one bad tensor of the program beside their batch (advantages of a rollout) count as one.
         then: what follows after too many skips: `rollback` to the last good state (while there is one), or `stop`.
             Weights or optimizer state that other code made non-finite are rolled back at once, and so is a buffer by
             which the step failed: no skip helps.

@@ -84,8 +84,9 @@ class Act:
     reason: str
 
 
-def act(session: Session, driver: Driver, decision: Decision, *, incident: Incident, blocked: str = "") -> Act:
+def act(session: Session, driver: Driver, decision: Decision, diagnosed: Diagnosed, *, blocked: str = "") -> Act:
     """Skip, roll back or stop. A rollback that fails says so, and stops."""
+    incident = diagnosed.incident
     if decision.spike and session.ranges is not None and session.ranges.findings:
         return Act(Action.SKIP, 'skipped, as BatchChecks(unusual="skip") asks')
     if decision.spike:
@@ -105,11 +106,19 @@ def act(session: Session, driver: Driver, decision: Decision, *, incident: Incid
     spoiled = "" if blocked else spoiled_on_any(session, incident)
     harmless = decision.harmless and not spoiled
     action, reason = session.ladder.decide(
-        session.progress.step, harmless=harmless, spoiled=spoiled, no_way_back=no_way_back
+        session.progress.step,
+        harmless=harmless,
+        same_value=diagnosed.same_value and bool(session.recorder.tally.applied),
+        spoiled=spoiled,
+        no_way_back=no_way_back,
     )
     if action is Action.ROLLBACK:
         done, words = session.recovery.roll_back(lower_rate=not spoiled)
         return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
+    if beyond_repair := session.recovery.beyond_repair:
+        by_option = session.setup.by == "script" and not session.policy.rollback.anchor_every
+        keeps = " (--rollback keeps one)" if by_option else ""
+        reason += f"; {beyond_repair} non-finite, and there is no older state to go back to{keeps}"
     if session.policy.skips.scheduler == "advance":
         driver.advance_schedule()
     return Act(action, reason)
@@ -175,7 +184,7 @@ def refuse(
     """The end of a refused step, which is contained and drafted by now: act, then record."""
     session.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
     replaced = session.protected.ledger.restore_script_writes()
-    acted = act(session, driver, decision, incident=diagnosed.incident, blocked=blocked)
+    acted = act(session, driver, decision, diagnosed, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
     if replaced and not went_back:
         diagnosed = diagnosed.noting(replaced_in_words(replaced))

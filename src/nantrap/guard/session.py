@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from nantrap import finite
@@ -122,6 +123,7 @@ class Earlier:
     Attributes:
         counts: how often an incident looked like this, by its signature.
         incidents: those that were diagnosed, by signature.
+        given: the memory, offset and size of the bad value beside the batch that the last failed step was given.
         poisoned_at: the step since which the weights are non-finite, where a policy only observes.
         began: when the run began, by the clock of its policy.
         took: the seconds that all diagnoses took together.
@@ -131,6 +133,7 @@ class Earlier:
 
     counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     incidents: dict[tuple[str, ...], list[Incident]] = field(default_factory=dict)
+    given: tuple[StorageWeakRef, int, int] | None = None
     poisoned_at: int | None = None
     took: float = 0.0
 

@@ -339,6 +339,7 @@ class Diagnosed:
         material: what a bundle needs to run the step again.
         worth_a_bundle: whether there is anything to write.
         avoidable: the step was run again without the guilty samples, and was finite.
+        same_value: the step was given the very value of the program that spoiled the one before it.
         notes: what is said after the incident's own notes.
     """
 
@@ -346,6 +347,7 @@ class Diagnosed:
     material: Material | None = None
     worth_a_bundle: bool = False
     avoidable: bool = False
+    same_value: bool = False
     notes: tuple[str, ...] = ()
 
     def noting(self, *words: str) -> Diagnosed:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from nantrap import finite
 from nantrap.guard.bundling import material_of
 from nantrap.guard.diagnosis.describe import (
@@ -160,10 +162,12 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
         failure = failure_of(session, observation)
         before = earlier.incidents.get(signature, []) if repeated else []
         if twin := find_twin(session, failure, seen.incident, before, budget):
+            seen = replace(seen, same_value=is_given_again(session, twin.location))
             return Explored(seen.with_incident(like_twin(session, observation, seen.incident, twin, budget)), ran=True)
         failure, location = locate(failure, budget=budget)
+        diagnosed = replace(diagnosed, same_value=is_given_again(session, location))
         if observation.micros:
-            began = among_micros(session, Began(observation, failure, location, seen), budget)
+            began = among_micros(session, Began(observation, failure, location, diagnosed), budget)
             observation, failure, location, diagnosed = began
         diagnosed = placed(session, observation, location, diagnosed)
         location = with_variable(session, failure, location)
@@ -250,6 +254,7 @@ class Twin(NamedTuple):
 
     incident: Incident
     failure: Failure
+    location: Location
 
 
 def find_twin(
@@ -266,13 +271,26 @@ def find_twin(
     place = (location.phase, location.module, location.op, location.node, incident.rank)
     here = [k for k in known if (k.phase, k.module, k.op, k.node, k.rank) == place]
     if not here or session.policy.diagnose != "full":
-        return Twin(here[0], failure) if here else None
+        return Twin(here[0], failure, location) if here else None
     from nantrap.causes import Case, explain_case  # the rules are many: imported by the first failure
 
     case = Case(failure, location, with_location(incident, location))
     slugs = {cause.slug for cause in explain_case(case).causes} or {""}
     twins = (k for k in here if (k.cause.slug if k.cause is not None else "") in slugs)
-    return next((Twin(twin, failure) for twin in twins), None)
+    return next((Twin(twin, failure, location) for twin in twins), None)
+
+
+def is_given_again(session: Session, location: Location) -> bool:
+    """Whether a step was given the very value that spoiled the step before it: one fault of the program, not two.
+
+    A batch is new in each step, and one that is not is not told from others: what counts is a tensor beside it.
+    """
+    external, found, now = location.external, given_bad(location), None
+    if found is not None and finite.is_ordinary(found[0]) and (external is None or external.kind != "batch"):
+        memory = StorageWeakRef(found[0].untyped_storage())  # its number is not used again while the reference lives
+        now = (memory, found[0].storage_offset(), found[0].numel())
+    before, session.earlier.given = session.earlier.given, now
+    return now is not None and now == before and not session.ranks.together
 
 
 def like_twin(session: Session, observation: Observation, seen: Incident, twin: Twin, budget: Budget) -> Incident:

@@ -112,6 +112,8 @@ class Recovery:
         self._used: set[str] = set()
         self._bad_buffers: dict[str, Tensor] = {}
         """The buffers by which the last refused step failed: they were bad before it."""
+        self.beyond_repair = ""
+        """What of the state is bad now although no older state is left, as `spoiled` last found it."""
         self._older_than: int | None = None
         self._restored_step: int | None = None
         self._lowest_factor = 1.0
@@ -255,6 +257,7 @@ class Recovery:
         Args:
             incident: what is known of the refused step.
         """
+        self.beyond_repair = ""
         if incident.same_as is None:  # one that looks like an earlier incident has no findings of its own
             named = {f.name for f in incident.findings if _is_bad_buffer(f)} if incident.phase == "state" else set()
             buffers = self._protected.root.named_buffers() if named else ()
@@ -267,7 +270,10 @@ class Recovery:
             bad = f"buffer {min(self._bad_buffers)} is"
         else:
             return ""
-        return bad if self._unused_anchors() or self._unused_checkpoints() else ""
+        if self._unused_anchors() or self._unused_checkpoints():
+            return bad
+        self.beyond_repair = bad
+        return ""
 
     def _own_state(self) -> list[Tensor]:
         """The tensors of the optimizer's state; of sharded ones the part of this rank, since a question about the
