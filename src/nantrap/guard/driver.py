@@ -69,7 +69,7 @@ class Driver(Protocol):
         """This step is not made: no gradient is left that could move anything.
 
         Args:
-            overflow: the scaler takes it for an overflow, and lowers its scale; else it keeps the scale.
+            overflow: a script's own scaler takes it for an overflow, and lowers its scale; else it keeps the scale.
         """
 
     def advance(self, *, applied: bool) -> None:
@@ -164,11 +164,7 @@ class OwnLoop:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""
         self._norm = None
         self._members.clear_gradients()
-        if overflow:
-            self.scaling.overflow()
-            self.scaling.scaler.update()
-        else:
-            self.scaling.forget()
+        self.scaling.forget()
 
     def advance(self, *, applied: bool) -> None:
         """Scaler, schedule and averages, and the next step begins without gradients."""

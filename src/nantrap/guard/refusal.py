@@ -70,7 +70,7 @@ def contain(session: Session, driver: Driver, *, overflow: bool = False) -> None
     Args:
         session: of the run.
         driver: who makes the update.
-        overflow: the loss scaler lowers its scale, as it would alone; else it keeps the scale.
+        overflow: the script's scaler lowers its scale, as it would alone; else it keeps the scale.
     """
     driver.refuse_update(overflow=overflow)
     session.protected.restore()

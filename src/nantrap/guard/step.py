@@ -66,7 +66,7 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
         raise
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(session, driver, window, reading, observation)
-    overflow = decision.verdict.only_gradients and is_overflow(driver, window, reading)
+    overflow = decision.verdict.only_gradients and is_overflow(driver, reading)
     return refuse_bad(session, driver, window, reading, observation, decision, overflow=overflow)
 
 
@@ -90,7 +90,7 @@ def refuse_bad(
         reading: what was read of it.
         observation: what was seen of it.
         decision: what is done with it.
-        overflow: the loss scaler lowers its scale, as it would alone.
+        overflow: the script's scaler lowers its scale, as it would alone.
         words: said after the incident's own notes.
     """
     contain(session, driver, overflow=overflow)
@@ -346,8 +346,8 @@ def _is_the_scale(session: Session, window: Window) -> bool:
 
     `attempt` tries it, each rank with its own part and without the others. Probes are rare, so running the step once
     more costs a healthy run almost nothing. Elsewhere the gradients show it: an overflow leaves Inf somewhere. NaN
-    without any Inf, where the scale was fine until now, may have another reason: the step is diagnosed, and the scaler
-    lowers its scale all the same. If it happens again in the next step, the scale is the reason.
+    without any Inf, where the scale was fine until now, has another reason; if it happens again in the next step, the
+    scaler lowers its scale as usual. A script's own scaler does so at once (`is_overflow`).
     """
     tried = [micro for micro in window.micros if micro.forward is not None]
     if tried and session.alone.possible:
@@ -359,10 +359,9 @@ def _is_the_scale(session: Session, window: Window) -> bool:
     return session.ranks.any_of_all(not gradients or finite.any_infinite(gradients))
 
 
-def is_overflow(driver: Driver, window: Window, reading: Reading) -> bool:
-    """Whether a refused step may have failed by its loss scale: a scaler alone would lower it, and nothing that was
-    tried says otherwise."""
-    return driver.scaling.is_probing() and not math.isfinite(reading.norm) and window.micros[0].forward is None
+def is_overflow(driver: Driver, reading: Reading) -> bool:
+    """Whether a script's own scaler would lower its scale at a refused step: it acts as it would alone."""
+    return not driver.owns_gradients and driver.scaling.is_probing() and not math.isfinite(reading.norm)
 
 
 def _cannot_go_back(session: Session) -> bool:
