@@ -288,7 +288,7 @@ def is_given_again(session: Session, location: Location) -> bool:
     external, found, now = location.external, given_bad(location), None
     if found is not None and finite.is_ordinary(found[0]) and (external is None or external.kind != "batch"):
         memory = StorageWeakRef(found[0].untyped_storage())  # its number is not used again while the reference lives
-        now = (memory, found[0].storage_offset(), found[0].numel())
+        now = (memory, int(found[0].storage_offset()), found[0].numel())
     before, session.earlier.given = session.earlier.given, now
     return now is not None and now == before and not session.ranks.together
 
