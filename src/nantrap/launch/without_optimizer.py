@@ -3,7 +3,9 @@
 *Models* (`Inference`). A script that only evaluates or generates has no optimizer, and a training script has models
 beside the one it trains: an average of the weights, a teacher, a decoder. Their calls without gradients are watched.
 Such a model is noticed when the script puts it into eval mode, or when it is called before any optimizer has its guard.
-Modules without parameters (losses, metrics) are left alone.
+Modules without parameters (losses, metrics) are left alone. A sampler calls parts of the trained model (`self.unet(x)`,
+`self.vae.decode(z)`), whose guard watches the model alone. Which parts these are shows in the first evaluations, in
+which the calls of all modules are looked at.
 
 *Values* (`LooseValues`). A loss is only computed, or weights are updated by hand: there is no step to refuse. A value
 with a graph that the script asks about, or runs a backward pass from, is diagnosed all the same when it is not finite:
