@@ -265,45 +265,42 @@ def _role(block: Block, name: str, options: DataOptions) -> FieldRole:
 
 
 def _measure_values(made: Measures, block: Block, options: DataOptions, name: str) -> None:
-    """Everything that depends on the values, by kind."""
-    rows = block.rows
-    if block.kind in ("half", "bfloat16"):
-        peaks, low, high, equal = _half_extremes(made, block)
-    else:
-        peaks, low, high, equal = _extremes(made, block)
-    _add_up(made, block)
-    if block.kind in ("float", "half", "bfloat16") or block.table:
+    """Everything that depends on the values, by kind. Floats of 16 bits are read as float32, which has all of them."""
+    if made.kind in ("half", "bfloat16"):
+        block = dataclasses.replace(
+            block, kind="float", rows=dataclasses.replace(block.rows, flat=_from_bits(block.rows.flat, made.kind))
+        )
+    rows, floats = block.rows, block.kind == "float"
+    peaks, low, high, equal = _extremes(made, block)
+    _add_up(made, rows.flat)
+    if floats or block.table:
         made.peaks = peaks
-    if options.dtype == "float16" and (block.kind == "float" or block.kind == "bfloat16" or block.table):
+    if options.dtype == "float16" and made.kind != "half" and (floats or block.table):
         _hit(made, "overflows_half", peaks > FLOAT16_MAX, block)
-    if block.kind in ("float", "half", "bfloat16", "image"):
+    if floats or block.kind == "image":
         _hit(made, "constant_sample", equal & (rows.widths >= _SHORT), block)
-    if block.kind in ("float", "half", "bfloat16") and _looks_like_image(block, name):
+    if floats and _looks_like_image(block, name):
         candidates = np.flatnonzero((high >= 128) & (high <= 255) & (low >= 0))
         whole = np.zeros(rows.count, dtype=np.bool_)
         for index in candidates:
-            values = _as_float(rows.row(int(index)), block)
+            values = rows.row(int(index))
             whole[index] = bool((values == np.trunc(values)).all())
         _hit(made, "scale_suspect", whole, block)
     if made.role == "mask":
         _hit(made, "empty_mask", _empty_mask(block, name), block)
-    if block.kind in ("int", "float", "image", "bool"):
+    if made.kind in ("int", "float", "image", "bool"):
         _measure_classes(made, block, options, low, high)
 
 
-def _add_up(made: Measures, block: Block) -> None:
+def _add_up(made: Measures, values: Array) -> None:
     """Sum and span of the finite values. A float sum is pairwise, so its rounding does not show in a mean."""
-    half = block.kind in ("half", "bfloat16")
-    values = _as_float(block.rows.flat, block) if half else block.rows.flat
     with np.errstate(invalid="ignore", over="ignore"):
         total = float(values.sum())
         if not np.isfinite(total):
             values = values[np.isfinite(values)]
             total = float(values.sum(dtype=np.float64))
     made.total, made.values = total, int(values.size)
-    if half and values.size:
-        made.span = float(values.min()), float(values.max())
-    elif made.low is not None and made.high is not None:
+    if made.low is not None and made.high is not None:
         made.span = made.low, made.high
 
 
@@ -351,51 +348,11 @@ def _look_at_bad(made: Measures, block: Block, bad: Array, low: Array, high: Arr
         made.hits["non_finite"] = np.array(hits, dtype=np.int64)
 
 
-def _half_extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
-    """Finds the extremes of float16 or bfloat16 in their 16 bits: numpy is slow on the one and lacks the other.
-
-    Without its sign bit, a larger bit pattern is a larger magnitude, and Inf and NaN are above all finite ones.
-    """
-    rows, bits = block.rows, block.rows.flat
-    infinity = 0x7C00 if block.kind == "half" else 0x7F80
-    magnitude = rows.reduce(np.maximum, bits & np.uint16(0x7FFF), empty=0)
-    highest, lowest = rows.reduce(np.maximum, bits, empty=0), rows.reduce(np.minimum, bits, empty=0)
-    bad = magnitude >= infinity
-    equal = (highest == lowest) & ~bad
-    peaks = _from_bits(magnitude, block.kind).astype(np.float64)
-    # Positive samples have no sign bit set anywhere, so their order is that of the bits.
-    high = np.where(highest < 0x8000, peaks, np.inf)
-    low = np.where(highest < 0x8000, _from_bits(lowest, block.kind), -np.inf)
-    if bad.any():
-        wide_low, wide_high = low.astype(np.float64), high.astype(np.float64)
-        for index in np.flatnonzero(bad):
-            values = _as_float(rows.row(int(index)), block)
-            finite = values[np.isfinite(values)]
-            peaks[index] = np.abs(finite).max() if len(finite) else np.nan
-            if made.role == "mask" and not (np.isnan(values) | np.isposinf(values)).any():
-                continue
-            made.nan += int(np.isnan(values).sum())
-            made.infinite += int(np.isinf(values).sum())
-            made.hits["non_finite"] = np.append(made.found("non_finite"), block.indices[index])
-        low, high = wide_low, wide_high
-    if not bad.any() and rows.count and int(highest.max()) == int(lowest.min()):
-        made.low = made.high = float(_from_bits(highest[:1], block.kind)[0])
-    elif rows.count:
-        top = float(np.nanmax(peaks)) if not np.isnan(peaks).all() else 0.0
-        made.low, made.high = (0.0 if int(highest.max()) < 0x8000 else -top), top
-        if made.low == made.high:
-            made.low = -1.0
-    return peaks, low, high, equal
-
-
 def _from_bits(bits: Array, kind: str) -> Array:
+    """The values of float16 or bfloat16, which numpy lacks, from their 16 bits."""
     if kind == "half":
         return bits.astype(np.uint16).view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _as_float(values: Array, block: Block) -> Array:
-    return _from_bits(values, block.kind) if block.kind in ("half", "bfloat16") else values
 
 
 def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Array, high: Array) -> None:
@@ -424,9 +381,9 @@ def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Ar
 def _empty_mask(block: Block, name: str) -> Array:
     """Samples whose mask lets nothing through; for an attention mask of rank 3 and more, in any of its rows."""
     rows = block.rows
-    flat = _as_float(rows.flat, block)
+    flat = rows.flat
     inverted = is_inverted_mask(name)
-    additive = block.kind in ("float", "half", "bfloat16") and bool((flat <= MASKED).any())
+    additive = block.kind == "float" and bool((flat <= MASKED).any())
     valid = (flat == 0) if inverted else (flat != 0)
     if additive:
         valid = flat > MASKED
