@@ -109,7 +109,8 @@ def _examined(paths: Sequence[str], names: Mapping[str, str]) -> tuple[DoctorRep
             if text.kind == "python":
                 _read_python(text, repository, names)
             elif text.kind == "shell":
-                repository.sources += read_shell(text.text, file=text.file, extra=names)
+                launched = read_shell(text.text, file=text.file, extra=names)
+                repository.sources += [replace(e, framework=e.framework or framework_of(e.settings)) for e in launched]
             else:
                 trees[text.file] = read_tree(text.text, text.kind)
         except UnreadableSettingsError as error:

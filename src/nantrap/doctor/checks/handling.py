@@ -414,6 +414,9 @@ def _is_trained_on(name: str, line: int, function: Function, *, skips: bool = Fa
             if used and each.lineno > line and not _is_plain_number(each.value):
                 carried |= {dotted(t) for t in (each.targets if isinstance(each, ast.Assign) else [each.target])} - {""}
             continue
+        kept_in = receiver_of(value, "append", "extend", "add") if isinstance(each, ast.Expr) else None
+        if used and kept_in is not None:
+            carried |= {dotted(kept_in)} - {""}
         returned = isinstance(each, ast.Return) and value is not None and not trains
         trained = isinstance(each, ast.Expr) and "backward" in ast.unparse(each.value)
         if (used and (returned or trained)) or (returned and each.lineno == line):
