@@ -42,11 +42,34 @@ def keys(value: Any) -> set[str]:
     return set(value).union(*(keys(below) for name, below in value.items() if name not in OPEN))
 
 
+SCRIPT = """
+import torch
+
+def broken():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    def loss(model, batch):
+        return model(batch / batch.norm(dim=1, keepdim=True)).square().mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"model": model, "optimizer": optimizer, "batch": torch.randn(4, 4), "loss": loss}
+
+if __name__ == "__main__":
+    made = broken()
+    for step in range(4):
+        loss = made["loss"](made["model"], made["batch"] * (step != 2))
+        made["optimizer"].zero_grad()
+        loss.backward()
+        made["optimizer"].step()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with something to find for each command."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text("trainer: {lr: 0.5, optimizer: adamw, mixed_precision: fp16}\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(str(tmp_path))
     array = np.ones((40, 4), dtype=np.float32)
     array[3, 1] = np.nan
     np.save(tmp_path / "data.npy", array)
@@ -76,6 +99,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nantrap.check-all/1", ["check", ".", "--json"]),
         ("nantrap.report/1", ["report", "run/incidents/000007-r0", "--json"]),
         ("nantrap.plot/1", ["plot", "run", "--json"]),
+        ("nantrap.summary/1", ["run", "--json", "--quiet", "train.py"]),
+        ("nantrap.preflight/1", ["preflight", "train:broken", "--json", "--no-ranks"]),
+        ("nantrap.selftest/1", ["selftest", "--device", "cpu", "--json", "--only", "flags", "late values"]),
         ("nantrap.explain/1", ["explain", "NT203", "--json"]),
         ("nantrap.explain/1", ["explain", "NT851", "--json"]),
         ("nantrap.explain/1", ["explain", "NT151", "--json"]),
@@ -86,7 +112,8 @@ def test_every_key_is_on_the_page(
     schema: str, command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(command)
-    document = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    document = json.loads(out.strip().splitlines()[-1] if schema == "nantrap.summary/1" else out)
     assert document["schema"] == schema
     section = PAGE.partition(f"## `{schema}`")[2].partition("\n## ")[0]
     assert section

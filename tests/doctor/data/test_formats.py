@@ -371,3 +371,20 @@ def test_a_dataset_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(UsageError, match=words):
             check_data(f"own_data:{name}")
+
+
+def test_what_is_elsewhere_is_not_said_to_be_damaged(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(40.0)
+        file["link"] = h5py.ExternalLink("b.h5", "/x")
+        file["lost"] = h5py.SoftLink("/nowhere")
+    found = {finding.field: finding for finding in check_data(tmp_path / "a.h5").findings}
+    assert found["link"].message == "not read: a link to another file, b.h5:/x; check that file"
+    assert found["link"].help == (
+        "nothing is wrong with this file: give the files that hold the values to nantrap data as well"
+    )
+    assert found["lost"].help == "remove the link, or write what it names"
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY")
+    (cut,) = check_data(tmp_path / "cut.npy").findings
+    assert cut.help.startswith("download or write the file again")

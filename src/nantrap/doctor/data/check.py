@@ -239,8 +239,17 @@ class _Run:
             messages = [CHANGED]
         text = messages[0] if len(messages) == 1 else f"{messages[0]} (and {len(messages) - 1:,} more)"
         self.findings.append(
-            data_finding("unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text)
+            data_finding(
+                "unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text, help=_help(problems[0])
+            )
         )
+
+
+def _help(problem: DataProblem) -> str:
+    """What helps where a part was left out that may well be whole."""
+    if problem.help or not problem.message.startswith("not read"):
+        return problem.help
+    return "it may be whole: write that part in smaller pieces, or read and check it yourself"
 
 
 def _identity(path: str) -> object:

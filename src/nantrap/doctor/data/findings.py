@@ -59,12 +59,12 @@ class DataFinding(Problem):
 
 
 def data_finding(
-    slug: str, file: str, field: str | None, indices: tuple[int, ...], count: int, message: str
+    slug: str, file: str, field: str | None, indices: tuple[int, ...], count: int, message: str, *, help: str = ""
 ) -> DataFinding:
-    """The finding of the rule `slug`; the code and what helps are those of the rule."""
+    """The finding of the rule `slug`; the code is that of the rule, and so is what helps if nothing else is given."""
     rule = DATA_RULES[slug]
     data = {"indices": indices, "count": count}
-    return DataFinding(rule.code, "error", message, rule.help, data, ProblemPlace(file, field=field), slug)
+    return DataFinding(rule.code, "error", message, help or rule.help, data, ProblemPlace(file, field=field), slug)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,15 @@ class UnreadableDataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DataProblem:
-    """A part of a file that could not be read; `indices` are the samples concerned, if that is known."""
+    """A part of a file that could not be read; `indices` are the samples concerned, if that is known.
+
+    `help` is what to do about it, where writing the file again would not help.
+    """
 
     message: str
     field: str | None = None
     indices: tuple[int, ...] = ()
+    help: str = ""
 
 
 @dataclass(frozen=True, slots=True)

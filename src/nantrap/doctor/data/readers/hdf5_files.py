@@ -23,6 +23,7 @@ from nantrap.errors import MissingExtraError
 from nantrap.incident.wording import escaped
 
 _MOST_LINKS = 2 * MOST_DEEP
+_ELSEWHERE = "nothing is wrong with this file: give the files that hold the values to nantrap data as well"
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ class _Walk:
         """A dataset as a field, or why it is not read."""
         if item.external or item.is_virtual:
             where = "another file" if item.external else "other datasets (it is virtual), often of other files"
-            self._add(f"not read: its values are in {where}; check those files", name)
+            self._add(f"not read: its values are in {where}; check those files", name, help=_ELSEWHERE)
             return
         try:
             if item.size:
@@ -122,7 +123,7 @@ class _Walk:
             link = around.get(part, getlink=True) if isinstance(around, self._h5py.Group) else None
             if isinstance(link, self._h5py.ExternalLink):
                 to = escaped(f"{link.filename}:{link.path}", most=200)
-                self._add(f"not read: a link to another file, {to}; check that file", full)
+                self._add(f"not read: a link to another file, {to}; check that file", full, help=_ELSEWHERE)
                 return
             if isinstance(link, self._h5py.SoftLink):
                 around = self._file if link.path.startswith("/") else around
@@ -130,7 +131,8 @@ class _Walk:
             elif link is not None:
                 around = around[part]
             else:
-                self._add("a link to something that the file does not have", full)
+                text = "a link to something that the file does not have"
+                self._add(text, full, help="remove the link, or write what it names")
                 return
         self._add(f"not read: a link through more than {_MOST_LINKS} names, perhaps in a circle", full)
 
@@ -138,8 +140,8 @@ class _Walk:
         about = self._h5py.h5o.get_info(item.id)
         return about.fileno, about.addr
 
-    def _add(self, text: str, name: str | None = None) -> None:
-        self._problems.append(DataProblem(text, name))
+    def _add(self, text: str, name: str | None = None, *, help: str = "") -> None:
+        self._problems.append(DataProblem(text, name, help=help))
 
 
 def _field(name: str, item: Any) -> ArrayField:
