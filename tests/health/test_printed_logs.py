@@ -9,6 +9,7 @@ import pytest
 
 from health.more_printed_logs import MORE_HEALTHY, MORE_SICK
 from health.printed_logs import DOUBTFUL, HEALTHY, PLAIN, SICK, TRACEBACK, nanogpt
+from health.third_printed_logs import NOT_FINITE, THIRD_HEALTHY, THIRD_SICK
 from nantrap import health, record
 from nantrap.report.live import view_of
 from nantrap.report.serving.foreign import ForeignLog
@@ -61,6 +62,30 @@ def test_healthy_in_further_styles(tmp_path: Path, name: str) -> None:
 def test_sick_in_further_styles(tmp_path: Path, name: str) -> None:
     verdict = judged(tmp_path, *MORE_SICK[name])
     assert verdict.word == "sick", said(verdict)
+
+
+UNREAD = ("marian", "sockeye", "darknet", "mxnet", "autoregressive_images", "motion")
+"""Logs whose losses or steps have names that nothing tells from others: the verdict is that it is not known."""
+
+
+@pytest.mark.parametrize("name", THIRD_HEALTHY)
+def test_healthy_of_other_frameworks(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *THIRD_HEALTHY[name])
+    assert verdict.word == ("unknown" if name in UNREAD else "healthy"), said(verdict)
+
+
+@pytest.mark.parametrize("name", THIRD_SICK)
+def test_sick_of_other_frameworks(tmp_path: Path, name: str) -> None:
+    verdict = judged(tmp_path, *THIRD_SICK[name])
+    assert verdict.word == ("unknown" if name == "motion" else "sick"), said(verdict)
+
+
+def test_steps_that_are_left_out_in_a_line_of_their_own(tmp_path: Path) -> None:
+    """Now and then that is a batch; without any other line after it, nothing is learned any more."""
+    healthy = THIRD_HEALTHY["llava_3d"][1].splitlines(keepends=True)
+    now_and_then = "".join(line + NOT_FINITE * (number % 30 == 7) for number, line in enumerate(healthy))
+    assert judged(tmp_path, "now.log", now_and_then).word == "doubtful"
+    assert "lines hold NaN or Inf: Loss in not finite" in said(judged(tmp_path, "end.log", THIRD_SICK["llava_3d"][1]))
 
 
 def test_the_end_of_a_log_with_very_many_notes_is_read(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ _GAVE_UP = re.compile(
     r".*\b(?:stop|terminat|abort|exit|quit|giv)(?:p?ing|e|ed)?\b",
     re.I,
 )
-_NOT_FINITE = re.compile(r"(?<![\w/])(?:nan|inf)(?:\.0)?(?![\w/])", re.I)
+_NOT_FINITE = re.compile(r"(?<![\w/])(?:nan|inf)(?:\.0)?(?![\w/])|\b(?:non-?|not |in |isn't )finite\b", re.I)
 _SETTING = re.compile(r"[\w\]'\"]\s*[=:]\s*['\"]?[-+]?(?:inf|nan)\b|nan['\"]", re.I)
 _LAST_LINES = 20
 _ERROR = re.compile(r"(?:^|[\]:|] ?)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning)(?::.*)?)$")
@@ -70,7 +70,8 @@ def _per_row(column: Column) -> Floats:
 def lost_values(window: LogWindow) -> Iterator[HealthFinding]:
     """Are values that have no check of their own not finite from some step to the end?
 
-    In a log without a loss they are all there is to judge, so there it is an error.
+    In a log without a loss they are all there is to judge, so there it is an error. So it is where nothing but lines
+    about NaN follow the last values: a trainer that leaves out each step may print no other line.
     """
     if window.run.kind == "nantrap":
         return
@@ -86,8 +87,8 @@ def lost_values(window: LogWindow) -> Iterator[HealthFinding]:
         if tail >= 3:
             words = f"{name} is not finite since step {column.step[-tail]:,} ({counted(tail, 'value')})"
             yield HealthFinding("lost_values", severity, words, data={"column": name, "nonfinite": tail})
-    if without_loss:
-        last = [n for n in window.run.notes if n.line > window.run.lines - _LAST_LINES and _NOT_FINITE.search(n.text)]
+    last = [n for n in window.run.notes if n.line > window.run.lines - _LAST_LINES and _NOT_FINITE.search(n.text)]
+    if without_loss or all(note.row >= len(window.series) for note in last):
         lines = min(_LAST_LINES, window.run.lines)
         if len(last) >= min(5, lines) > 0:
             words = f"{len(last)} of the last {counted(lines, 'line')} hold NaN or Inf: {last[-1].text[:120]}"

@@ -26,7 +26,7 @@ _NUMBER = (
 _AFTER = r"(?![\w.]*[:/]\d|\.\d|-\d)"
 """What follows a value is no second part of a time, a fraction, a version or a date."""
 _WORD = r"[A-Za-z_][\w./@-]*(?![\w./@-])"
-_WRAP = r"(?:(?:(?:np|numpy|torch)\.)?(?:tensor|float\d+|array)\(|\{\s*['\"]?\d\w*['\"]?\s*:\s*)?"
+_WRAP = r"(?:(?:(?:np|numpy|torch)\.)?(?:tensor|float\d+|[aA]rray)\(|\{\s*['\"]?\d\w*['\"]?\s*:\s*)?"
 """What may stand before a printed value: `tensor(`, `np.float64(`, or the first entry of a dictionary of groups."""
 _PAIR = re.compile(
     rf"""(?<![\w./@-])(?P<key>{_WORD}(?:\ {_WORD}){{0,3}})(?:\ ?\([A-Za-z/]+\))?['"]?\s*[=:]\s*{_WRAP}[\[('"]*"""
@@ -212,8 +212,8 @@ class TableLines:
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _TROUBLE = re.compile(
-    r"\b(?:nan|infs?|non-?finite|overflow(?:ed)?|diverged|error|traceback|exception|out of memory|killed|aborted|"
-    r"KeyboardInterrupt)\b"
+    r"\b(?:nan|infs?|non-?finite|(?:not|in|isn't) finite|overflow(?:ed)?|diverged|error|traceback|exception|"
+    r"out of memory|killed|aborted|KeyboardInterrupt)\b"
     r"|Error\b|^(?:Terminated|Segmentation fault)\b|core dumped|\bCANCELLED\b|\bdied with\b"
     r"|exited with exit code [1-9-]",
     re.I,

@@ -32,6 +32,13 @@ PROGRAMS: dict[str, str] = {
         batches[2] *= 1e3
         def loss_fn(x): return -model(x).softmax(-1).log().mean()
     """,
+    "a negative running variance": """
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+        def loss_fn(x):
+            statistics = torch.tensor([1.0, -0.5, 1.0]) if x is batches[2] else torch.ones(3)
+            y = torch.nn.functional.batch_norm(model[0](x), torch.zeros(3), statistics)
+            return y.square().mean()
+    """,
     "logit of one": """
         batches[2] = batches[2] * 0 + 1
         batches = [x.sigmoid() if i != 2 else x for i, x in enumerate(batches)]
@@ -292,6 +299,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "not tried: binary_cross_entropy_with_logits",
     ),
     ("log of zero", "log of a sigmoid"): ("log_softmax(x) instead of log(softmax(x)) in line 15: verified",),
+    ("a negative running variance", "log of zero"): (
+        "the root of a negative running variance was taken in",
+        "the running variance and eps are below 0 at 1 of 3 places, down to -0.5",
+        "look what wrote the running variance (a checkpoint, an average, a difference of weights); start from one that",
+    ),
     ("a root of the weights in the update", "a rounded beta"): ("for which it is not defined, in the update",),
     ("a rate raised for good reason, and a bad sample", "a rate that a schedule raises"): (
         "the learning rate before the jump does not help",
