@@ -124,3 +124,14 @@ def test_a_run_with_a_second_optimizer_is_one_run(tmp_path: Path, capsys: pytest
         (folder / "journal-r0.jsonl").write_text(lines)
     assert main(["report", str(tmp_path / "gan")]) == 0
     assert (tmp_path / "gan" / "report.html").is_file()
+
+
+def test_a_run_without_a_step_has_no_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal-r0.jsonl").touch()
+    assert main(["check", str(tmp_path / "one")]) == 1
+    assert main(["check", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "-1" not in said.replace(str(tmp_path), "")
+    assert said.count("no steps") == 3

@@ -112,7 +112,8 @@ def _seconds(text: str) -> float:
 def _as_lines(verdict: HealthVerdict) -> Iterator[Line]:
     """The verdict for a person: one line for each check, with a sign and a word."""
     kind = _KINDS.get(verdict.kind, verdict.kind)
-    facts = f"{kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)}"
+    last = f", last step {verdict.last_step:,}" if verdict.last_step >= 0 else ""
+    facts = f"{kind}, {verdict.steps:,} rows{last}, {visible(verdict.state)}"
     yield marked(SEVERITIES[verdict.word], verdict.word), f"  {visible(verdict.run)}  ({facts})"
     for finding in verdict.findings:
         yield from check_lines(finding, "  ")

@@ -73,7 +73,8 @@ def show_verdicts(verdicts: Sequence[tuple[Path, HealthVerdict]], *, as_json: bo
     printer = Printer(sys.stdout)
     for path, verdict in verdicts[:_SHOWN_RUNS]:
         word = marked(SEVERITIES[verdict.word], f"{verdict.word:<9}")
-        printer.line("  ", word, f" step {verdict.last_step:>9,}  {visible(verdict.state):<12} {escaped(str(path))}")
+        step = f"step {verdict.last_step:>9,}" if verdict.last_step >= 0 else " " * 14
+        printer.line("  ", word, f" {step}  {visible(verdict.state):<12} {escaped(str(path))}")
     if len(verdicts) > _SHOWN_RUNS:
         printer.line(f"  and {len(verdicts) - _SHOWN_RUNS:,} older runs")
 
