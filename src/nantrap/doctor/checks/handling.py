@@ -73,8 +73,11 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
             continue
         if receiver_of(operand, "item", "detach") is not None:
             continue
-        named = isinstance(statement, ast.Assign) and all(map(is_loss, statement.targets))
-        into_loss = named and call in _terms(statement.value)  # type: ignore[attr-defined]
+        into_loss = False
+        if isinstance(statement, ast.Assign) and all(map(is_loss, statement.targets)):
+            # a name in a sum or product may be a weight; what a call gives is a term of the loss
+            terms = _terms(statement.value) if isinstance(operand, ast.Call) else [statement.value]
+            into_loss = call in terms
         prediction = _is_prediction(operand) and in_model(place.function)
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
         if is_loss(operand) or gradient or computes_loss(operand) or into_loss or prediction:
