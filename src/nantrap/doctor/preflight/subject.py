@@ -12,7 +12,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -283,16 +283,7 @@ class StepResult:
 
     def values(self) -> dict[str, Any]:
         """For the JSON."""
-        return {
-            "finite": self.finite,
-            "loss": self.loss,
-            "grad_norm": self.grad_norm,
-            "where": self.where,
-            "cause": self.cause,
-            "code": self.code,
-            "samples": list(self.samples),
-            "error": self.error,
-        }
+        return {key: value for key, value in asdict(self).items() if key != "help"} | {"samples": list(self.samples)}
 
 
 def try_step(

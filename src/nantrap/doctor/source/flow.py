@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
 from nantrap.doctor.source.expressions import dotted, is_gradient, name_of, receiver_of
-from nantrap.doctor.source.module import NO_GRAD, Function, Module
+from nantrap.doctor.source.module import Function, Module, without_gradients
 
 LoopEventKind = Literal[(
     "backward", "step", "zero_grad", "clip", "unscale", "test", "zeroed", "scaler", "optimizer", "autocast", "load",
@@ -253,8 +253,7 @@ class _Tracer:
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 self.expression(item.context_expr, around)
-            opened = [name_of(e.context_expr.func) for e in node.items if isinstance(e.context_expr, ast.Call)]
-            self.block(node.body, around._replace(silent=around.silent or not NO_GRAD.isdisjoint(opened)))
+            self.block(node.body, around._replace(silent=around.silent or without_gradients(node)))
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for index, handler in enumerate(node.handlers):

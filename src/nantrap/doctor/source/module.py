@@ -18,8 +18,7 @@ from nantrap.doctor.configuration.setting import UNKNOWN
 from nantrap.doctor.source.expressions import OPERATORS, dotted, evaluate, name_of
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
-NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
-"""Contexts and decorators of code in which nothing is trained."""
+_NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
 _LAYERS: Final = {"Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
 _LEAVES: Final = frozenset(
     {ast.Name, ast.Constant, ast.Load, ast.Store, ast.Add, ast.Sub, ast.Mult, ast.Eq, ast.Div, ast.Pow}
@@ -203,6 +202,15 @@ def read_module(text: str, *, file: str, root: str = "", extra: Mapping[str, str
     return module
 
 
+def without_gradients(node: ast.With | ast.AsyncWith | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a with-block or a decorated function runs under `no_grad` or `inference_mode`."""
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        opened = [item.context_expr for item in node.items]
+    else:
+        opened = node.decorator_list
+    return any(name_of(each.func if isinstance(each, ast.Call) else each) in _NO_GRAD for each in opened)
+
+
 def _silence(module: Module) -> None:
     """Mark private functions that are called only without gradients, and what is in them, as silent."""
     found = {
@@ -292,8 +300,7 @@ class _Walk:
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 self.expression(item.context_expr, place)
-            opened = [name_of(e.context_expr.func) for e in node.items if isinstance(e.context_expr, ast.Call)]
-            self.block(node.body, around._replace(silent=around.silent or not NO_GRAD.isdisjoint(opened)))
+            self.block(node.body, around._replace(silent=around.silent or without_gradients(node)))
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for handler in node.handlers:
@@ -313,8 +320,7 @@ class _Walk:
         module = self.module
         silent = node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
         silent = silent or (parent.silent and not isinstance(parent.node, ast.Module))
-        targets = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
-        silent = silent or not NO_GRAD.isdisjoint(map(name_of, targets))
+        silent = silent or without_gradients(node)
         function = Function(module, node, node.name, owner, parent, silent)
         module.functions.append(function)
         module.by_name.setdefault(node.name, []).append(function)
