@@ -13,16 +13,13 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.errors import UsageError
 from nantrap.guard.diagnosis.describe import observe
-from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Flags, Kind, judge
-from nantrap.guard.refusal import bad_reading, contain, refuse
 from nantrap.guard.session import Session
 from nantrap.guard.state.copies import UpdateSnapshot
 from nantrap.guard.state.members import current_rates
-from nantrap.guard.step import accept
+from nantrap.guard.step import accept, apply_anyway, refuse_bad
 from nantrap.guard.window import LossLike, Micro, Outcome, Reading, Window, as_loss
-from nantrap.incident import Action
 from nantrap.locate import RngState
 
 
@@ -88,7 +85,7 @@ def judge_evaluations(
     session.protected.undo()
     update = [] if start_bad else [replace(found, phase="optimizer") for found in made]
     observation = observe(
-        session.protected,
+        session,
         first,
         norm,
         verdict=verdict,
@@ -97,15 +94,7 @@ def judge_evaluations(
         copy_gradients=not driver.owns_gradients,
         evaluated=True,
     )
-    reading = bad_reading(window, Reading(norm, math.nan, {}, rates), observation)
+    reading = Reading(norm, math.nan, {}, rates)
     if decision.kind is Kind.OBSERVE:
-        with session.protected.ledger.kept():
-            diagnosed = diagnose(session, observation)
-        result.restore()
-        session.protected.ledger.capture()
-        driver.advance(applied=True)
-        incident = session.recorder.finish(diagnosed, Action.APPLY, "the policy only observes")
-        return session.recorder.end(window, reading, Action.APPLY, incident)
-    contain(session, driver)
-    diagnosed = diagnose(session, observation)
-    return refuse(session, driver, window, reading, diagnosed, decision)
+        return apply_anyway(session, driver, window, reading, observation, put_back=result.restore)
+    return refuse_bad(session, driver, window, reading, observation, decision)

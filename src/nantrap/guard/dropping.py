@@ -27,7 +27,6 @@ from nantrap import finite
 from nantrap.guard.diagnosis.describe import add_findings, observe
 from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
-from nantrap.guard.judge import Verdict
 from nantrap.guard.session import Session
 from nantrap.guard.window import Diagnosed, LossLike, Micro, Window, as_loss, without_terms
 from nantrap.incident import Finding
@@ -65,8 +64,7 @@ def judge_micro_batch(session: Session, driver: Driver, window: Window, *, buffe
         if buffers:
             protected.ledger.mark()
         return
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
-    observation = observe(protected, micro, norm_value, verdict=verdict, buffers_bad=buffers_bad)
+    observation = observe(session, micro, norm_value, buffers_bad=buffers_bad)
     protected.members.clear_gradients()
     diagnosed = diagnose(session, observation)
     drop(session, window, diagnosed, f"micro-batch {len(window.micros)} dropped, the others stay")
@@ -223,8 +221,7 @@ def _diagnose_left_out(session: Session, window: Window, micro: Micro, norm: flo
     named = micro.loss.named(micro.values[1:])
     note = "its gradient is not finite"
     found = [Finding("term", name, "backward", value=value, note=note) for name, value in named.items() if name in bad]
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
-    observation = add_findings(observe(session.protected, micro, norm, verdict=verdict), found)
+    observation = add_findings(observe(session, micro, norm), found)
     with session.protected.ledger.kept():
         diagnosed = diagnose(session, observation)
     names = [name for name in named if name in bad]

@@ -47,7 +47,7 @@ def observe_step(
     if several:
         guilty = micro_at_fault(micros)
     observation = observe(
-        session.protected,
+        session,
         guilty or micros[-1],
         reading.norm,
         verdict=verdict,
@@ -153,11 +153,8 @@ def put_back_buffers(session: Session, window: Window, reading: Reading) -> None
     Ranks that exchange nothing (`Join`, a rank without a guard) all apply a step whose averaged gradients are finite.
     Buffers are each rank's own, so a rank can restore them without the others.
     """
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
     micro = reading.guilty or window.micros[-1]
-    observation = observe(
-        session.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True
-    )
+    observation = observe(session, micro, reading.norm, buffers_bad=True, copy_gradients=True)
     kinds = ("buffer", "parameter")
     names = ", ".join(dict.fromkeys(found.name for found in observation.findings if found.kind in kinds))
     try:
@@ -226,8 +223,7 @@ def refuse_dropped(session: Session, driver: Driver, window: Window) -> Outcome:
         rates=current_rates(session.protected.optimizer),
         scale=driver.scaling.value(),
     )
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
-    decision = Decision(Kind.REFUSE, verdict)
+    decision = Decision(Kind.REFUSE, session.ranks.own_fault)
     words = f"all {window.dropped} micro-batches were bad; "
     return refuse(session, driver, window, reading, diagnosed, decision, words=words)
 
@@ -247,7 +243,7 @@ def refuse_exception(session: Session, driver: Driver, window: Window, diagnosed
     """A non-finite value led to an exception before there was a loss."""
     contain(session, driver)
     reading = Reading(rates=current_rates(session.protected.optimizer), scale=driver.scaling.value())
-    decision = Decision(Kind.REFUSE, Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,)))
+    decision = Decision(Kind.REFUSE, session.ranks.own_fault)
     return refuse(session, driver, window, reading, diagnosed, decision, words=f"{words}; ")
 
 

@@ -24,7 +24,6 @@ from nantrap.guard.diagnosis.describe import Observation, bad_batch, observe
 from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.dropping import drop
-from nantrap.guard.judge import Verdict
 from nantrap.guard.session import Session
 from nantrap.guard.state.members import current_rates
 from nantrap.guard.window import Diagnosed, Loss, Micro, Reading, Window
@@ -328,12 +327,8 @@ class EventRecorder:
 
     def observe(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
         """Note what is bad in a micro-batch that this rank alone knows of."""
-        session = self._session
-        verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
         with self._of_guard():
-            return observe(
-                session.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True
-            )
+            return observe(self._session, micro, norm, buffers_bad=buffers_bad, copy_gradients=True)
 
     def read_norm(self) -> float:
         """Read the norm of the gradients as they are now."""

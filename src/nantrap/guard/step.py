@@ -15,7 +15,7 @@ to make a step, late reads and closures, have their own files and use the same s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -461,12 +461,29 @@ def probe(session: Session, driver: Driver, window: Window, reading: Reading) ->
 
 
 def apply_anyway(
-    session: Session, driver: Driver, window: Window, reading: Reading, observation: Observation
+    session: Session,
+    driver: Driver,
+    window: Window,
+    reading: Reading,
+    observation: Observation,
+    *,
+    put_back: Callable[[], None] | None = None,
 ) -> Outcome:
-    """The policy only observes: report, and do exactly what the plain loop would have done."""
+    """The policy only observes: report, and do exactly what the plain loop would have done.
+
+    Args:
+        session: of the run.
+        driver: who makes the update.
+        window: the step.
+        reading: what was read of it.
+        observation: what was seen of it.
+        put_back: puts the result of an update back that cannot be made again.
+    """
     with session.protected.ledger.kept():
         diagnosed = diagnose(session, observation)
-    if observation.update:
+    if put_back is not None:
+        put_back()
+    elif observation.update:
         session.protected.result = driver.repeat_update()
     else:
         driver.clip(math.nan)

@@ -92,11 +92,11 @@ class Observation:
 
 
 def observe(
-    protected: Protected,
+    session: Session,
     micro: Micro,
     norm: float,
     *,
-    verdict: Verdict,
+    verdict: Verdict | None = None,
     buffers_bad: bool = False,
     update: Sequence[Finding] = (),
     spike: Finding | None = None,
@@ -108,10 +108,10 @@ def observe(
     """Note what is bad.
 
     Args:
-        protected: the state of the run.
+        session: of the run.
         micro: the micro-batch at fault, or the last one.
         norm: the gradient norm as read.
-        verdict: what the ranks found.
+        verdict: what the ranks found; `None` if this rank alone knows of it.
         buffers_bad: whether the forward pass made buffers non-finite, or the script a parameter without a gradient.
         update: what the update made non-finite; it was undone.
         spike: the value that is far outside its recent range.
@@ -120,7 +120,7 @@ def observe(
         copy_gradients: the gradients will be overwritten in place when the step is refused.
         evaluated: the optimizer evaluated the loss itself: the gradients are of its last evaluation, and are not kept.
     """
-    values = micro.values or []
+    protected, values = session.protected, micro.values or []
     found: list[Finding] = [] if spike is None else [spike]
     found += update
     if values:
@@ -141,7 +141,7 @@ def observe(
         norm,
         tuple(found),
         {name: grad.clone() for name, grad in gradients.items()} if copy_gradients else gradients,
-        verdict,
+        verdict or session.ranks.own_fault,
         update=bool(update),
         spike=spike is not None,
         harmless=harmless,

@@ -449,8 +449,7 @@ def with_material(
 
 def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diagnosed | None:
     """The incident of a step that an exception ended; `None` if nothing non-finite led to the exception."""
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
-    observation = Observation(micro, [], 0.0, (), {}, verdict, raised=True)
+    observation = Observation(micro, [], 0.0, (), {}, session.ranks.own_fault, raised=True)
     diagnosed = Diagnosed(incident_of(session, observation))
     failure = failure_of(session, observation)
     try:

@@ -102,6 +102,11 @@ class Ranks:
         return len(self.members)
 
     @property
+    def own_fault(self) -> Verdict:
+        """The verdict on something bad that this rank alone knows of."""
+        return Verdict(bad=True, harmful=True, bad_ranks=(self.rank,))
+
+    @property
     def prints(self) -> bool:
         """Whether this rank prints what all of them know: the first one does."""
         return self.rank == self.members[0]
