@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nantrap.doctor.preflight.drill import check_ranks
+from nantrap.doctor.preflight.drill import ranks_in_waiting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
@@ -51,7 +51,8 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("factories")
 def test_both_ranks_skip_the_step() -> None:
-    check = check_ranks("rank_factories:make")
+    with ranks_in_waiting("rank_factories:make") as finish:
+        check = finish()
     assert (check.status, check.values.get("held")) == ("ok", ["activation", "grad"]), check
     assert check.message.endswith("the same step is skipped, the weights stay equal")
 
@@ -59,14 +60,16 @@ def test_both_ranks_skip_the_step() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("factories")
 def test_ranks_that_drift_apart_are_reported() -> None:
-    check = check_ranks("rank_factories:stubborn")
+    with ranks_in_waiting("rank_factories:stubborn") as finish:
+        check = finish()
     assert (check.status, check.values.get("broken")) == ("fail", ["activation", "grad"]), check
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("factories")
 def test_a_factory_that_cannot_be_run_twice() -> None:
-    check = check_ranks("rank_factories:single")
+    with ranks_in_waiting("rank_factories:single") as finish:
+        check = finish()
     assert check.status == "skip"
     assert "cannot be run in two processes" in check.message
     assert "RuntimeError: this factory cannot be run in two processes" in check.message

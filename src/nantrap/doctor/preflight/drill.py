@@ -200,16 +200,6 @@ def ranks_in_waiting(target: str) -> Iterator[Callable[[], PreflightCheck]]:
                 process.communicate()
 
 
-def check_ranks(target: str) -> PreflightCheck:
-    """Run the drill in separate processes.
-
-    Args:
-        target: `module:factory`.
-    """
-    with ranks_in_waiting(target) as finish:
-        return finish()
-
-
 def _finish_ranks(processes: list[subprocess.Popen[str]], folder: str, *, seconds: float = 180.0) -> PreflightCheck:
     """Let the processes begin, and judge what they found."""
     for process in processes:

@@ -7,7 +7,7 @@ depth; units may be dead.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from nantrap.doctor.preflight.report import PreflightCheck
 from nantrap.doctor.preflight.subject import Subject, quiet
 from nantrap.incident.wording import some_of
 from nantrap.thresholds import LARGE_GAIN_BEFORE_TRAINING
+
+if TYPE_CHECKING:
+    from nantrap.problems import Severity
 
 _GROWTH = 1e3
 _EXPLODING = 1e4
@@ -57,18 +60,17 @@ def check_weights(subject: Subject) -> PreflightCheck:
     used = [scale for scale in scales.values() if scale > 0]
     spread = f"{len(scales)} weights, relative scale {min(used):.2g} to {max(used):.2g}" if used else "no weight matrix"
     values_of = {"scales": scales, "bad": bad, "large": large, "constant": constant, "repeated": repeated}
-    if bad:
-        text = f"not finite: {some_of(bad)}"
-        return PreflightCheck(
-            "initialisation", "error", text, "initialise every parameter; torch.empty does not", values_of
-        )
-    for names, words, help_text in (
-        (large, "far too large", "divide the deviation by the square root of the number of inputs"),
-        (constant, "one value everywhere", "units with equal weights stay equal; draw them at random"),
-        (repeated, "rows that are equal", "units with equal weights stay equal; draw them at random"),
-    ):
+    drawn = "units with equal weights stay equal; draw them at random"
+    problems: tuple[tuple[list[str], Severity, str, str], ...] = (
+        (bad, "error", "not finite", "initialise every parameter; torch.empty does not"),
+        (large, "warning", "far too large", "divide the deviation by the square root of the number of inputs"),
+        (constant, "warning", "one value everywhere", drawn),
+        (repeated, "warning", "rows that are equal", drawn),
+    )
+    for names, severity, words, help_text in problems:
         if names:
-            return PreflightCheck("initialisation", "warning", f"{words}: {some_of(names)}", help_text, values_of)
+            text = f"{words}: {some_of(names)}"
+            return PreflightCheck("initialisation", severity, text, help_text, values_of)
     return PreflightCheck("initialisation", "ok", spread, data=values_of)
 
 
@@ -92,18 +94,15 @@ def check_activations(subject: Subject) -> PreflightCheck:
     for handle in handles:
         handle.remove()
     known = {name: scale for name, scale in scales.items() if math.isfinite(scale) and scale > 0}
+    values = {"scales": scales}
     if len(known) < 2:
-        return PreflightCheck(
-            "activation scale", "unjudged", "fewer than two layers to compare", data={"scales": scales}
-        )
-    names = list(known)
-    largest = max(known, key=lambda name: known[name])
-    text = f"deviation {known[names[0]]:.3g} after {names[0]}, largest {known[largest]:.3g} after {largest}"
-    if known[largest] > _GROWTH * max(known[names[0]], 1e-3):
-        return PreflightCheck(
-            "activation scale", "warning", text, "normalise, or initialise with a smaller gain", {"scales": scales}
-        )
-    return PreflightCheck("activation scale", "ok", text, data={"scales": scales})
+        return PreflightCheck("activation scale", "unjudged", "fewer than two layers to compare", data=values)
+    first, largest = next(iter(known)), max(known, key=lambda name: known[name])
+    text = f"deviation {known[first]:.3g} after {first}, largest {known[largest]:.3g} after {largest}"
+    if known[largest] > _GROWTH * max(known[first], 1e-3):
+        help_text = "normalise, or initialise with a smaller gain"
+        return PreflightCheck("activation scale", "warning", text, help_text, values)
+    return PreflightCheck("activation scale", "ok", text, data=values)
 
 
 def check_first_loss(subject: Subject) -> PreflightCheck:
@@ -123,9 +122,8 @@ def check_first_loss(subject: Subject) -> PreflightCheck:
         return PreflightCheck("first loss", "ok", f"{loss:.4g}; no expectation for this kind of loss", data=values)
     text = f"{loss:.4g}, expected about {expected:.3g} ({reason})"
     if abs(loss - expected) > max(1.0, 0.5 * abs(expected)):
-        return PreflightCheck(
-            "first loss", "warning", text, "check the scale of the logits, the temperature and the labels", values
-        )
+        help_text = "check the scale of the logits, the temperature and the labels"
+        return PreflightCheck("first loss", "warning", text, help_text, values)
     return PreflightCheck("first loss", "ok", text, data=values)
 
 
@@ -194,34 +192,26 @@ def _flow(subject: Subject, order: list[str]) -> PreflightCheck:
     along = [sizes[f"{name}.weight" if name else "weight"] for name in order if sizes.get(f"{name}.weight", 0.0) > 0]
     ratio = max(along[0] / along[-1], 1e-30) if len(along) > 1 and all(map(math.isfinite, along)) else 1.0
     values: dict[str, Any] = {"sizes": sizes, "missing": missing, "dead": dead, "first_to_last": ratio}
+    name = "gradient flow"
     if missing:
         text = f"no gradient reaches {some_of(missing)} ({len(missing)} of {len(sizes) + len(missing)})"
-        return PreflightCheck(
-            "gradient flow", "warning", text, "a detach, an unused layer, or a branch this batch skips", values
-        )
+        help_text = "a detach, an unused layer, or a branch this batch skips"
+        return PreflightCheck(name, "warning", text, help_text, values)
     if len(dead) == len(sizes):
-        return PreflightCheck("gradient flow", "error", "every gradient is zero", "nothing can be learned", values)
+        return PreflightCheck(name, "error", "every gradient is zero", "nothing can be learned", values)
     if not 1 / _EXPLODING < ratio < _EXPLODING:
         word = "grow" if ratio > 1 else "vanish"
         text = f"gradients {word} by {max(ratio, 1 / ratio):.1e} from the last layer to the first"
-        return PreflightCheck(
-            "gradient flow", "warning", text, "normalise, add residual paths, or change the gain", values
-        )
+        return PreflightCheck(name, "warning", text, "normalise, add residual paths, or change the gain", values)
+    text = f"{len(sizes)} parameters, first to last layer ×{ratio:.2g}"
     if dead:
         values["dead_later"] = still = _still_dead(subject, dead)
         if still:
             text = f"zero gradient in {some_of(still)} ({len(still)} of {len(sizes)}), also after {_LATER} steps"
-            return PreflightCheck(
-                "gradient flow", "warning", text, "dead units, or a path that is multiplied by zero", values
-            )
-        text = (
-            f"{len(sizes)} parameters; {len(dead)} of them get a gradient only after the first steps, since they are "
-            "behind a layer that begins at zero"
-        )
-        return PreflightCheck("gradient flow", "ok", text, data=values)
-    return PreflightCheck(
-        "gradient flow", "ok", f"{len(sizes)} parameters, first to last layer ×{ratio:.2g}", data=values
-    )
+            return PreflightCheck(name, "warning", text, "dead units, or a path that is multiplied by zero", values)
+        late = f"{len(dead)} of them get a gradient only after the first steps"
+        text = f"{len(sizes)} parameters; {late}, since they are behind a layer that begins at zero"
+    return PreflightCheck(name, "ok", text, data=values)
 
 
 def _still_dead(subject: Subject, dead: list[str]) -> list[str]:
@@ -247,16 +237,13 @@ def _units(units: dict[str, float]) -> PreflightCheck:
     """Whether too many units of a layer never fire."""
     if not units:
         return PreflightCheck("dead units", "unjudged", "no rectifier module in the model")
-    dead = {name: share for name, share in units.items() if share > _DEAD_SHARE}
-    if dead:
-        worst = max(dead, key=lambda name: dead[name])
-        text = f"{dead[worst]:.0%} of the units of {worst} never fire on this batch"
-        return PreflightCheck(
-            "dead units", "warning", text, "smaller learning rate, other bias, or a leaky rectifier", units
-        )
-    return PreflightCheck(
-        "dead units", "ok", f"at most {max(units.values()):.0%} of a layer never fire on this batch", data=units
-    )
+    worst = max(units, key=lambda name: units[name])
+    if units[worst] > _DEAD_SHARE:
+        text = f"{units[worst]:.0%} of the units of {worst} never fire on this batch"
+        help_text = "smaller learning rate, other bias, or a leaky rectifier"
+        return PreflightCheck("dead units", "warning", text, help_text, units)
+    text = f"at most {units[worst]:.0%} of a layer never fire on this batch"
+    return PreflightCheck("dead units", "ok", text, data=units)
 
 
 def _counter(units: dict[str, float], name: str) -> Any:
