@@ -207,8 +207,7 @@ class Case:
         replaced = replaced_by_loop() if self.failure.root_call is not None else []
         if any(share_memory(t, tensor) for t in given) and not any(share_memory(t, tensor) for t in replaced):
             return "loader"
-        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
-        for call in calls:
+        for call in self.failure.calls:
             if any(share_memory(t, tensor) for _, t in tensors_of((call.args, call.kwargs))):
                 return "loader" if call.loaded else "argument"
         return ""
@@ -220,15 +219,11 @@ class Case:
         """
         from nantrap.finite import readable
         from nantrap.locate import tensors_of
-        from nantrap.locate.twoline.caller import by_program_names
-        from nantrap.locate.wrapping import arguments_by_name
+        from nantrap.locate.replay.replay import given_to
 
-        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         found = []
-        for call in calls:
-            called = self.failure.root if call.module is None else call.module
-            given = by_program_names(arguments_by_name(called, call.args, call.kwargs))
-            for path, tensor in () if call.made_from_finite else tensors_of(given):
+        for call in self.failure.calls:
+            for path, tensor in () if call.made_from_finite else tensors_of(given_to(call, self.failure)):
                 if tensor.grad_fn is not None or not tensor.is_floating_point():
                     continue
                 values = readable(tensor)  # those that a sparse one holds
@@ -243,9 +238,8 @@ class Case:
         from nantrap.locate import tensors_of
         from nantrap.locate.trace.storage import share_memory
 
-        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
-        inputs = [t for call in calls if call.made_from_finite for _, t in tensors_of((call.args, call.kwargs))]
-        return any(share_memory(t, tensor) for t in inputs)
+        calls = [call for call in self.failure.calls if call.made_from_finite]
+        return any(share_memory(t, tensor) for call in calls for _, t in tensors_of((call.args, call.kwargs)))
 
     @property
     def loop_is_finite(self) -> bool:

@@ -212,6 +212,11 @@ class Failure:
         """Whether the whole step, loss included, can be run again."""
         return self.forward is not None and self.rng is not None
 
+    @property
+    def calls(self) -> list[RootCall]:
+        """The calls of the model that were seen, oldest first."""
+        return [] if self.root_call is None else self.root_call.chain()
+
     def repeated_by(self, forward: Callable[[Any], Tensor], batch: Any, rng: RngState) -> Failure:
         """This step with a way to run it again.
 

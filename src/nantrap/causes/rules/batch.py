@@ -134,8 +134,8 @@ def _may_be_left_out(case: Case, external: External) -> bool:
 
     if case.failure.repeatable:
         return False
-    calls = case.failure.root_call.chain() if case.failure.root_call is not None else []
-    return not any(share_memory(t, external.tensor) for call in calls for _, t in tensors_of((call.args, call.kwargs)))
+    given = [(call.args, call.kwargs) for call in case.failure.calls]
+    return not any(share_memory(t, external.tensor) for _, t in tensors_of(given))
 
 
 def _in(samples: Sequence[int]) -> str:
@@ -262,20 +262,18 @@ class Extreme:
 
 def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
-    from nantrap.locate.twoline.caller import by_program_names, given_by_loop
-    from nantrap.locate.wrapping import arguments_by_name
+    from nantrap.locate.replay.replay import given_to
+    from nantrap.locate.twoline.caller import given_by_loop
 
     unseen = case.capture is None and not case.failure.repeatable  # a buffer of the model, say
     if (case.made == "" and not unseen) or case.phase not in ("forward", "backward", "optimizer"):
         return None
     given = list(ordinary_tensors(case.failure.batch))
-    calls = case.failure.root_call.chain() if case.failure.root_call is not None else []
     if not (case.failure.repeatable and given):  # a loss that was computed again may show no batch: `model(draw())`
         given += [("the batch of the loop", tensor) for _, tensor in ordinary_tensors(given_by_loop())]
-        for call in calls:
-            called = case.failure.root if call.module is None else call.module
-            named = by_program_names(arguments_by_name(called, call.args, call.kwargs))
-            given += [(name, tensor) for name, tensor in ordinary_tensors(named) if tensor.grad_fn is None]
+        for call in case.failure.calls:
+            named = ordinary_tensors(given_to(call, case.failure))
+            given += [(name, tensor) for name, tensor in named if tensor.grad_fn is None]
     if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
         given += [("a target of the loss", t) for t in case.inputs[1:]]
     worst: Extreme | None = None

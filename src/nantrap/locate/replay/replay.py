@@ -226,6 +226,11 @@ def called_again(call: RootCall, failed: Failure) -> Any:
     return call.module if inside else failed.root
 
 
+def given_to(call: RootCall, failed: Failure) -> dict[str, Any]:
+    """What a call of the model was given, by name."""
+    return by_program_names(arguments_by_name(called_again(call, failed), call.args, call.kwargs))
+
+
 def compiled_code_ran() -> bool:
     """Whether compiled code ran in this process."""
     return compiled_frames() > 0
@@ -272,8 +277,7 @@ def _inputs(failed: Failure) -> Any:
     """What the step was given, by name: its batch, or the arguments of the model's calls."""
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
-    calls = failed.root_call.chain()
-    named = [by_program_names(arguments_by_name(called_again(call, failed), call.args, call.kwargs)) for call in calls]
+    named = [given_to(call, failed) for call in failed.calls]
     if len(named) == 1:
         return named[0]
     # what one call passes to the next was computed in this step: it is not data

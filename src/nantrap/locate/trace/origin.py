@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.failure import Failure
-from nantrap.locate.trace import Op, Trace, earliest
+from nantrap.locate.trace import Capture, Op, Trace, earliest
 from nantrap.locate.trace.storage import only_minus_inf
 
-_SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
+SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
 
 _ELEMENTWISE = (
     "aten.sqrt", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.pow", "aten.acos",
@@ -193,27 +193,31 @@ def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -
 
 
 def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:
-    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked.
+    """The earliest origin that is guilty; negative for a tensor that was bad before the step."""
+    index = earliest(origins, trace)
+    if index is None or index < 0:
+        return index
+    later = sorted(each for each in origins if each >= index)
+    return later[guilty_of([(trace.ops[each], trace.captures.get(each)) for each in later])]
+
+
+def guilty_of(origins: Sequence[tuple[Op, Capture | None]]) -> int:
+    """Which of these origins, in order of time: the first; but log(0) that serves as a mask is not guilty if a whole
+    row is masked.
 
     A softmax that was given +Inf failed by that: -log(0), as in Gumbel noise, masks nothing.
     """
-    index = earliest(origins, trace)
-    while index is not None and index >= 0:
-        op = trace.ops[index]
-        later = [i for i in origins if i > index]
-        masked = [i for i in later if trace.ops[i].name in _SOFTMAX and _was_given_masks(trace, i)]
-        if not (op.name in _LOGARITHMS and masked and op.made == "inf" and _only_minus_inf(trace, index)):
-            break
-        origins = frozenset(later)
-        index = min(masked)
-    return index
+    first = 0
+    while True:
+        op, capture = origins[first]
+        later = range(first + 1, len(origins))
+        masked = [i for i in later if origins[i][0].name in SOFTMAX and _was_given_masks(origins[i][1])]
+        if not (op.name in _LOGARITHMS and masked and op.made == "inf" and capture is not None):
+            return first
+        if not only_minus_inf(capture.outputs[0]):
+            return first
+        first = masked[0]
 
 
-def _was_given_masks(trace: Trace, index: int) -> bool:
-    capture = trace.captures.get(index)
-    return capture is None or all(only_minus_inf(tensor) for tensor in capture.inputs()[:1])
-
-
-def _only_minus_inf(trace: Trace, index: int) -> bool:
-    capture = trace.captures.get(index)
-    return capture is not None and only_minus_inf(capture.outputs[0])
+def _was_given_masks(softmax: Capture | None) -> bool:
+    return softmax is None or all(only_minus_inf(tensor) for tensor in softmax.inputs()[:1])

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.finite import dtype_name, readable
+from nantrap.finite import dtype_name
 from nantrap.locate.nodes import (
     ACCUMULATE,
     Edge,
@@ -38,6 +38,7 @@ from nantrap.locate.nodes import (
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
+from nantrap.locate.trace.origin import SOFTMAX, guilty_of
 from nantrap.locate.trace.storage import extremes, only_minus_inf
 from nantrap.locate.twoline.caller import last_entry
 from nantrap.locate.twoline.same_loss import factors_of
@@ -46,8 +47,6 @@ _MOST_NODES = 20_000
 _LONGEST_CHAIN = 6
 _DEEPEST = 64
 _LARGEST = 1 << 24
-_SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
-_LOGARITHMS = ("log", "log2", "log10", "log1p")
 _SELECT = ("masked_fill", "where", "clamp", "masked_scatter", "index_put")
 """They write a value that the program chose: a -Inf from them is intended."""
 _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
@@ -197,7 +196,7 @@ class _Autopsy:
         return call
 
     def _feeds_softmax(self, node: Any) -> bool:
-        return any(operation_name(user.name()) in _SOFTMAX for user, _ in self.consumers.get((node, 0), ()))
+        return any(f"aten.{operation_name(user.name())}" in SOFTMAX for user, _ in self.consumers.get((node, 0), ()))
 
     def inputs(self, node: Any) -> Iterator[_Input]:
         """Everything an operation read: its edges, and the tensors it saved that came over no edge."""
@@ -219,7 +218,8 @@ class _Autopsy:
         origins = self._origins_behind((self.root, 0) if begin is None else (begin.node, begin.output))
         if not origins:
             return None
-        chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
+        origins.sort(key=lambda one: one.op.sequence)
+        chosen = origins[guilty_of([(one.op, one.capture) for one in origins])]
         if follow_erased and chosen.capture is not None and (edge := self._erased_behind(chosen)) is not None:
             earlier = self.verdict(edge, follow_erased=False)
             if earlier is not None and earlier.capture is not None:
@@ -410,20 +410,3 @@ def _hides_operand(node: Any, inputs: list[_Input]) -> bool:
     pairs = zip(edges(node), operands_of(node), strict=False)
     wanted = [one for edge, one in pairs if edge.node is None and one.required and not one.is_optional]
     return any(one.is_list or one.name not in known for one in wanted)
-
-
-def _was_given_masks(softmax: GraphEvidence) -> bool:
-    """Whether its scores hold no +Inf: -log(0), as in Gumbel noise, masks nothing."""
-    return softmax.capture is None or all(only_minus_inf(t) for t in softmax.capture.inputs()[:1])
-
-
-def _past_masks(origins: list[GraphEvidence]) -> GraphEvidence:
-    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
-    first = origins[0]
-    short = first.op.name.removeprefix("aten.")
-    if short in _LOGARITHMS and first.op.made == "inf" and first.capture is not None:
-        dense = readable(first.capture.outputs[0])
-        masked = [one for one in origins[1:] if one.op.name.removeprefix("aten.") in _SOFTMAX and _was_given_masks(one)]
-        if masked and dense is not None and only_minus_inf(dense):
-            return masked[0]
-    return first

@@ -104,8 +104,7 @@ def _in_loss(location: Location, failed: Failure) -> Location:
     """Code outside the model leaves no frames behind; where only one line is possible, it is named, as inferred."""
     if location.module == OUTSIDE and location.source is None and location.op is not None:
         forward = operation_name(location.node) if location.node else None
-        calls = failed.root_call.chain() if failed.root_call is not None else []
-        replayed = [call.module for call in calls if call.module is not None]
+        replayed = [call.module for call in failed.calls if call.module is not None]
         inferred = infer_source(forward or location.op.removeprefix("aten."), failed.root, replayed)
         if inferred is not None:
             location = replace(location, source=inferred.source, module=inferred.module or location.module)
@@ -123,8 +122,7 @@ def _by_elimination(replay: Replay, failed: Failure) -> Location:
 
 
 def _bad_cotangent(failed: Failure) -> bool:
-    calls = failed.root_call.chain() if failed.root_call is not None else []
-    return any(any_nonfinite(call.cotangents.values()) for call in calls)
+    return any(any_nonfinite(call.cotangents.values()) for call in failed.calls)
 
 
 def _finite_model(failed: Failure) -> str:
