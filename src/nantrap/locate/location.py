@@ -265,9 +265,10 @@ def _outside_the_graph(
         return replace(location, module=owner_of(external.name), external=external, findings=(found,))
     location = replace(location, node=None)
     known = find_in_batch(external.tensor if evidence.seen else None)
+    name = name_in_program(external.tensor) if known is None and evidence.seen else ""
     if known is not None:
         external = replace(external, name=known[0], tensor=known[1])
-    elif evidence.seen and (name := name_in_program(external.tensor)):
+    elif name:
         external = replace(external, name=name)
     elif not evidence.seen or batch_of_caller():
         # everything the caller holds is finite: the loss function made it, without a graph that could show how
@@ -276,9 +277,10 @@ def _outside_the_graph(
             "outside the graph, so the operation that made it is not known"
             + ("" if repeatable else "; guard.attempt(fn, batch) would show it")
         )
-    else:  # the program has no name for it any more, and that of the argument ("self") would be taken for one
-        external = replace(external, name=f"an operand of {location.op}")
     found = finding("batch", external.name, external.tensor, "data")
+    if known is None and not name:  # that of the argument ("self") would be taken for one of the program's
+        external = replace(external, name=f"an operand of {location.op}")
+        found = replace(found, name=external.name, samples=())  # its rows may be no samples at all
     return replace(location, phase="data", module="data", external=external, findings=(found,))
 
 

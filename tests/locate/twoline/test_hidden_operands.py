@@ -28,16 +28,16 @@ PASS_IT_ON: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Counting:
     """A loss that cannot be computed again: it keeps a count."""
 
-    def __init__(self, combined: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, combined: Callable[[Tensor, Any], Tensor]) -> None:
         self.calls = 0
         self.combined = combined
 
-    def __call__(self, out: Tensor, wanted: Tensor) -> Tensor:
+    def __call__(self, out: Tensor, wanted: Tensor | None) -> Tensor:
         self.calls += 1
         return self.combined(out, wanted).square().mean()
 
 
-def incident_of(combined: Callable[[Tensor, Tensor], Tensor], wanted: Tensor) -> Incident:
+def incident_of(combined: Callable[[Tensor, Any], Tensor], wanted: Tensor | None) -> Incident:
     torch.manual_seed(0)
     model, criterion = nn.Linear(4, 4), Counting(combined)
     guard: Any = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), quiet=True)
@@ -66,3 +66,11 @@ def test_a_layer_without_a_bias_hides_nothing() -> None:
     incident = incident_of(lambda out, wanted: nn.functional.linear(out[:, :3] * 1e38, flat - 2 * flat.tril()), flat)
     assert incident.op != "data"
     assert incident.phase == "forward"
+
+
+def test_the_rows_of_a_tensor_that_nobody_knows_are_no_samples() -> None:
+    incident = incident_of(lambda out, _: out * torch.full((6, 4), torch.nan), None)
+    assert incident.cause is not None
+    assert not incident.cause.proven
+    assert incident.cause.summary.endswith("non-finite: an operand of aten.mul")
+    assert incident.samples == ()
