@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.audit.gadgets import GADGETS, LIBRARY
+from checkpoints.audit.name_gadgets import NAME_GADGETS, NAME_HARMLESS, NAME_LIBRARY
 from checkpoints.audit.source_gadgets import (
     SOURCE_BASE,
     SOURCE_DYNAMIC,
@@ -21,7 +22,7 @@ from checkpoints.audit.test_differential import left_by
 from nantrap.checkpoints.audit import audit
 from nantrap.cli import main
 
-ALL = GADGETS | STATE_GADGETS | SOURCE_GADGETS
+ALL = GADGETS | STATE_GADGETS | SOURCE_GADGETS | NAME_GADGETS
 RUNS = "import os\nclass Runs:\n    def __setstate__(self, state):\n        os.mkdir(state['path'])\n"
 
 
@@ -31,7 +32,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "library"
     (folder / "attackpkg").mkdir(parents=True)
     (folder / "attacklib.py").write_text(LIBRARY + STATE_LIBRARY)
-    for name, text in (("sourcelib", SOURCE_LIBRARY), ("sourcebase", SOURCE_BASE), ("sourcedynamic", SOURCE_DYNAMIC)):
+    modules = {"sourcelib": SOURCE_LIBRARY, "sourcebase": SOURCE_BASE, "sourcedynamic": SOURCE_DYNAMIC}
+    for name, text in {**modules, "namelib": NAME_LIBRARY}.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "attackbase.py").write_text(RUNS)
     (folder / "attackstar.py").write_text("from attackbase import *\n")
@@ -74,12 +76,19 @@ def test_nothing_that_has_an_effect_is_called_ok(
 
 
 @pytest.mark.usefixtures("library")
-def test_every_class_that_acts_is_told_by_a_rule_of_its_own(tmp_path: Path) -> None:
-    """The harmless classes of the same module are not taken for them."""
+@pytest.mark.parametrize(
+    ("attacks", "harmless"),
+    [(SOURCE_GADGETS, SOURCE_HARMLESS), (NAME_GADGETS, NAME_HARMLESS)],
+    ids=["sources", "names"],
+)
+def test_what_acts_is_told_from_what_is_beside_it(
+    tmp_path: Path, attacks: dict[str, bytes], harmless: dict[str, bytes]
+) -> None:
+    """Each of these is `ask` or `bad`, and the harmless classes and names of the same module are `ok`."""
     file = tmp_path / "a.pt"
     found = {}
-    for label, raw in {**SOURCE_GADGETS, **SOURCE_HARMLESS}.items():
+    for label, raw in {**attacks, **harmless}.items():
         file.write_bytes(raw)
         found[label] = audit(file).checkpoints[0].verdict
-    assert [label for label in SOURCE_GADGETS if found[label] == "ok"] == []
-    assert {label: found[label] for label in SOURCE_HARMLESS} == dict.fromkeys(SOURCE_HARMLESS, "ok")
+    assert [label for label in attacks if found[label] == "ok"] == []
+    assert {label: found[label] for label in harmless} == dict.fromkeys(harmless, "ok")

@@ -68,8 +68,10 @@ class Seen(NamedTuple):
 
 _NOTHING: Final = Seen("nothing")
 _MOVES: Final = Seen("moves")
-_Binding = ast.ClassDef | Name | Seen | None
-"""What a name is bound to; `None` for what is no class and not imported."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Binding = ast.ClassDef | _Function | Name | Seen | None
+"""What a name is bound to; `None` for what is no class, no function and not imported."""
 
 
 class _Module(NamedTuple):
@@ -112,6 +114,60 @@ def is_enum(name: Name) -> bool:
     )
 
 
+def naming(name: Name) -> Seen:
+    """What runs if a global is only looked up: a module may make it when it is asked, and a class what is in it."""
+    _notice_changes()
+    path = _file_of(name.module)
+    module = _parsed(name.module, path) if path else None
+    if module is None:
+        return _NOTHING
+    first, *inner = name.qualname.split(".")
+    if first not in module.bound and "__getattr__" in module.bound:
+        return Seen("unclear", f"{name.module} makes {first} when it is asked for it")
+    outer = first
+    for part in inner:
+        line = _line_of(Name(name.module, outer), _DEEPEST)
+        bodies = [each.node.body for each in line.classes if part in _bindings(each.node.body, "")]
+        is_plain = bodies and line.seen in (_NOTHING, _MOVES) and all(_is_plain(body, part) for body in bodies)
+        if line.classes and not is_plain:
+            return Seen("unclear", f"{outer} may make {part} when it is asked for it")
+        outer = f"{outer}.{part}"
+    return _NOTHING
+
+
+def as_key(name: Name, depth: int = _DEEPEST) -> Seen:
+    """What runs if a global is hashed or compared: nothing for a function, and for a class without a metaclass."""
+    _notice_changes()
+    path = _file_of(name.module)
+    module = _parsed(name.module, path) if path else None
+    bound = module.bound.get(name.qualname, []) if module else []
+    worst = _NOTHING
+    for each in bound if depth > 0 else ():
+        if isinstance(each, Name):
+            worst = _worse(worst, as_key(each, depth - 1))
+        elif each is None or (isinstance(each, _FUNCTIONS) and each.decorator_list):
+            worst = Seen("unclear", f"{name.full} is hashed")
+    if any(isinstance(each, ast.ClassDef) for each in bound) or "." in name.qualname:
+        seen = _line_of(name, _DEEPEST).seen
+        worst = _worse(worst, _NOTHING if seen.effect in ("moves", "absent") else seen)
+    return worst
+
+
+def _is_plain(body: Iterable[ast.stmt], name: str) -> bool:
+    """Whether a class gives what it binds to a name as it is: no descriptor, which would be called."""
+    for node in _statements(body):
+        is_defined = isinstance(node, (ast.ClassDef, *_FUNCTIONS)) and node.name == name
+        if is_defined and any(_dotted(one) not in _OF_METHODS for one in getattr(node, "decorator_list", ())):
+            return False
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(name in _bound(target) for target in targets):
+            value = getattr(node, "value", None)
+            makes = isinstance(value, ast.Call) and (_dotted(value.func) or "").rpartition(".")[2] != "auto"
+            if makes or isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.IfExp, ast.Lambda)):
+                return False
+    return True
+
+
 def _worse(one: Seen, other: Seen) -> Seen:
     return other if _ORDER.index(other.effect) > _ORDER.index(one.effect) else one
 
@@ -141,7 +197,10 @@ def _located(name: Name) -> list[_Class | Name | Seen]:
     again = Seen("unclear", f"{name.full} is bound to something else than a class")
     found: list[_Class | Name | Seen] = []
     for each in bound:
-        found.append(_Class(module, each) if isinstance(each, ast.ClassDef) else again if each is None else each)
+        if isinstance(each, ast.ClassDef):
+            found.append(_Class(module, each))
+        else:
+            found.append(each if isinstance(each, (Name, Seen)) else again)
     return found
 
 
@@ -149,15 +208,13 @@ def _bindings(body: Iterable[ast.stmt], package: str) -> dict[str, list[_Binding
     """What each name of a module or of a class is bound to.
 
     A class statement, the global that it is imported as (`np` is `Name("numpy", "")`, `Module` of torch.nn is
-    `Name("torch.nn", "Module")`), `_NOTHING` for a class that a call like `namedtuple` makes, and `None` for all else.
+    `Name("torch.nn", "Module")`), a function, `_NOTHING` for a class that a call like `namedtuple` makes; else `None`.
     """
     found: dict[str, list[_Binding]] = {}
     made: set[int] = set()
     for node in _own_nodes(body):
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, (ast.ClassDef, *_FUNCTIONS)):
             found.setdefault(node.name, []).append(node)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.setdefault(node.name, []).append(None)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]

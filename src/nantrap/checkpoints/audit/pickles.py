@@ -111,6 +111,7 @@ class Pickle(NamedTuple):
         calls: every call, in the order of the unpickler; empty containers are left out.
         builds: every object that would be given a state, with the state.
         offences: what no pickler writes (a global that is given a state), in words.
+        keys: the globals that are hashed: keys of dictionaries, members of sets.
     """
 
     value: object
@@ -118,6 +119,7 @@ class Pickle(NamedTuple):
     calls: tuple[PickleCall, ...] = ()
     builds: tuple[tuple[object, object], ...] = ()
     offences: tuple[str, ...] = ()
+    keys: tuple[Name, ...] = ()
 
 
 # ---- following the opcodes
@@ -154,7 +156,8 @@ def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle
         raise PickleError(f"the pickle takes something that was never put there: {error}") from error
     except (ValueError, TypeError, OverflowError, UnicodeError) as error:
         raise PickleError(str(error)) from error
-    return Pickle(value, tuple(machine.names), tuple(machine.calls), tuple(machine.builds), tuple(machine.offences))
+    calls, builds, offences = tuple(machine.calls), tuple(machine.builds), tuple(machine.offences)
+    return Pickle(value, tuple(machine.names), calls, builds, offences, tuple(machine.keys))
 
 
 class _Machine:
@@ -179,6 +182,7 @@ class _Machine:
         self.calls: list[PickleCall] = []
         self.builds: list[tuple[object, object]] = []
         self.offences: dict[str, None] = {}
+        self.keys: dict[Name, None] = {}
         self._known: dict[tuple[str, str], Name] = {}
 
     def run(self) -> object:
@@ -321,7 +325,7 @@ class _Machine:
 
     def op_frozenset(self) -> None:
         self.op_tuple()  # hashable, as the real one is
-        _hash(self.stack[-1])
+        self._note_keys(self.stack[-1])
 
     op_empty_set = op_empty_list
 
@@ -334,7 +338,7 @@ class _Machine:
         self._extend(self.stack[-1], items)
 
     def op_additems(self) -> None:
-        _hash(self.stack)
+        self._note_keys(self.stack)
         self.op_appends()
 
     def op_empty_dict(self) -> None:
@@ -439,7 +443,7 @@ class _Machine:
                 return dict(pairs)
             flat = pairs if isinstance(pairs, (list, tuple)) else ()
             if function.qualname == "Counter":
-                _hash(flat)
+                self._note_keys(flat)
                 return {}
             if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in flat):
                 self.offences["it makes a dictionary of what are no pairs"] = None
@@ -449,7 +453,7 @@ class _Machine:
             items = first if isinstance(first, (list, tuple)) else ()
             self._spend(len(items))
             if "set" in function.qualname:
-                _hash(items)
+                self._note_keys(items)
             return tuple(items) if function == Name("builtins", "frozenset") else list(items)
         if function == _SIZE and isinstance(first, tuple):
             return first
@@ -516,6 +520,17 @@ class _Machine:
         else:
             raise PickleError(f"the pickle appends to a {type(target).__name__}")
 
+    def _note_keys(self, values: Iterable[object]) -> None:
+        """Note that these objects are hashed, also inside of tuples: a class may have a `__hash__` that does more."""
+        level = list(values)
+        for _ in range(8):
+            for value in level:
+                if isinstance(value, PickleCall):
+                    value.is_key = True
+                elif isinstance(value, Name):
+                    self.keys[value] = None
+            level = [part for value in level if isinstance(value, tuple) for part in value]
+
     def _update(self, target: object, items: list[object]) -> object:
         """Set keys of a dictionary or of the result of a call, and give it back; on a global that is an offence."""
         if len(items) % 2:
@@ -531,8 +546,8 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(key, tuple) and not _is_flat(key):
                 raise PickleError("the pickle uses a deeply nested tuple as a key")
-            if isinstance(key, (PickleCall, tuple)):
-                _hash((key,))
+            if isinstance(key, (PickleCall, Name, tuple)):
+                self._note_keys((key,))
             elif key in HOOKS and not isinstance(value, (str, int, float, type(None))):
                 self.offences[f"it plants {key}, which the unpickler would call"] = None
             old = mapping.get(key)
@@ -604,16 +619,6 @@ def _is_storage(identity: object) -> bool:
     parts = [part for value in rest for part in (value if isinstance(value, tuple) else (value,))]
     is_type = isinstance(kind, Name) and f"{kind.module}.".startswith("torch.") and kind.qualname.endswith("Storage")
     return is_type and all(part is None or isinstance(part, (str, int)) for part in parts)
-
-
-def _hash(values: Iterable[object]) -> None:
-    """Note that these objects are hashed, also inside of tuples: a class may have a `__hash__` that does more."""
-    level = list(values)
-    for _ in range(8):
-        for value in level:
-            if isinstance(value, PickleCall):
-                value.is_key = True
-        level = [part for value in level if isinstance(value, tuple) for part in value]
 
 
 def _as_tuple(value: object) -> tuple[object, ...]:

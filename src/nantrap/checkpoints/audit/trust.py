@@ -15,6 +15,7 @@ Names and calls are judged in `calls` by the tables of `known_names`, a class by
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -116,9 +117,12 @@ def judge(
         offence = judge_state(target, state)
         if offence is not None:
             run.setdefault(*offence)
+    hashed = {*pickle.keys, *([pickle.value] if compared and isinstance(pickle.value, Name) else [])}
     named: dict[str, None] = dict(here)
     for one in pickle.names:
         verdict = judge_name(one)
+        if verdict == "named" and (why := _on_its_own(one, is_hashed=one in hashed)):
+            unclear.setdefault(one.full, why)
         if verdict == "run" and one not in called:
             run.setdefault(one.full, "is no part of a checkpoint")
         elif verdict == "named" and one.full not in made and one not in called:
@@ -130,6 +134,18 @@ def judge(
         tuple(name for name in named if name not in worse),
         {name: why for name, why in unclear.items() if name not in run},
     )
+
+
+def _on_its_own(name: Name, *, is_hashed: bool) -> str:
+    """What runs because an unknown global is named, or is a key as well; empty if nothing does."""
+    from nantrap.checkpoints.audit.class_sources import as_key, naming
+
+    if name.module.partition(".")[0] in ("torch", "numpy", *sys.stdlib_module_names):
+        return ""
+    for seen in (naming(name), as_key(name) if is_hashed else None):
+        if seen is not None and seen.effect in ("unclear", "system"):
+            return seen.why
+    return ""
 
 
 def problems_of_imports(imports: Imports) -> tuple[CheckpointProblem, ...]:
