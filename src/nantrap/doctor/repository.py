@@ -116,31 +116,6 @@ class Repository:
         alike = {each.file for each in self.by_role(source.role) if each.kind == source.kind}
         return len({each.file for each in candidates}) == 1 and len(alike) <= _FEW
 
-    def configured(self, file: str, key: str) -> tuple[Any, Setting] | None:
-        """The value of a key in the trainer settings near a file, if they all agree."""
-        here = SettingSource(file, "call", ())
-        lines = [
-            each
-            for each in self.by_role("trainer")
-            if each.kind == "shell" and _launches(each, here) and each.first(key)
-        ]
-        near = lines or _nearest(
-            here,
-            [
-                each
-                for each in self.by_role("trainer")
-                if each.kind != "shell" and each.file != file and each.first(key)
-            ],
-        )
-
-        def read(source: SettingSource) -> tuple[Any, Setting] | None:
-            setting = source.first(key)
-            if setting is None or not setting.known or isinstance(setting.value, list):
-                return None
-            return setting.value, setting
-
-        return self.agreed(near, read)
-
     def _in_collection(self, source: SettingSource, role: SourceRole) -> bool:
         """Whether a file is one of many configurations in a folder, and does not mention DeepSpeed."""
         if role != "deepspeed" or source.kind not in ("yaml", "json", "toml"):
@@ -314,30 +289,26 @@ def resolved_value(function: Function, node: ast.expr, repository: Repository) -
 
 def _from_lines(module: Module, repository: Repository, name: str) -> Any:
     """The value that shell scripts give this setting when they start the module; unknown if they differ."""
-    stem = module.file.replace("\\", "/").rsplit("/", 1)[-1]
-    found = [
-        setting.value
-        for source in repository.sources
-        if source.kind == "shell" and source.script.rsplit("/", 1)[-1] == stem
-        for setting in source.settings
-        if setting.names[-1] == name and setting.known
-    ]
+    here = SettingSource(module.file, "call", ())
+    lines = [each for each in repository.sources if each.kind == "shell" and _launches(each, here)]
+    found = [each.value for line in lines for each in line.settings if each.names[-1] == name and each.known]
     return found[0] if len({repr(each) for each in found}) == 1 else UNKNOWN
 
 
 def configured_value(module: Module, repository: Repository, key: str) -> Any:
-    """What a key is set to: in a launch line, in the file itself, or in the settings near it."""
-    beside = repository.configured(module.file, key)
-    for source in repository.sources:
-        if source.file == module.file and source.kind != "argparse":
-            setting = source.first(key)
-            if setting is not None and setting.known and setting.value is not None:
-                return setting.value
-    if beside is not None:
-        return beside[0]
-    for source in repository.sources:
-        if source.file == module.file and source.kind == "argparse":
-            setting = source.first(key)
-            if setting is not None and setting.known:
-                return setting.value
-    return UNKNOWN
+    """What a key is set to: in the file itself, in a launch line, in the settings near it, or as argparse's default."""
+
+    def known(source: SettingSource) -> tuple[Any, Setting] | None:
+        setting = source.first(key)
+        is_plain = setting is not None and setting.known and not isinstance(setting.value, list)
+        return (setting.value, setting) if setting is not None and is_plain else None
+
+    here = SettingSource(module.file, "call", ())
+    trainers = [each for each in repository.by_role("trainer") if each.first(key)]
+    lines = [each for each in trainers if each.kind == "shell" and _launches(each, here)]
+    files = [each for each in trainers if each.kind != "shell" and each.file != module.file]
+    own = [(each.kind, *found) for each in repository.sources if each.file == module.file and (found := known(each))]
+    written = [value for kind, value, _ in own if kind != "argparse" and value is not None]
+    beside = repository.agreed(lines or _nearest(here, files), known)
+    defaults = [value for kind, value, _ in own if kind == "argparse"]
+    return next(iter([*written, *([beside[0]] if beside is not None else []), *defaults]), UNKNOWN)

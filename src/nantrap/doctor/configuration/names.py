@@ -112,6 +112,19 @@ _KIND_LEAVES: Final = frozenset(
 _INNER_SECTIONS: Final = frozenset(
     ["params", "args", "init_args", "kwargs", "options", "arguments", "parameters", "hparams"]
 )
+_SWITCHES: Final = frozenset({"enabled", "enable"})
+_IN_SECTION: Final[tuple[tuple[frozenset[str], frozenset[str], str], ...]] = (
+    (_OPTIMIZER_SECTIONS, _KIND_LEAVES, "optimizer"),
+    (_OPTIMIZER_SECTIONS, frozenset({"eps", "epsilon"}), "eps"),
+    (_CLIP_SECTIONS, frozenset({"max_norm", "norm", "value", "threshold", "max_grad_norm"}), "clip"),
+    (frozenset({"fp16"}), _SWITCHES, "fp16"),
+    (frozenset({"bf16", "bfloat16"}), _SWITCHES, "bf16"),
+    (frozenset({"amp"}), _SWITCHES, "amp"),
+    (frozenset({"amp", "mixed_precision", "autocast"}), frozenset({"dtype"}), "precision"),
+    (frozenset({"resume"}), frozenset({"path", "checkpoint", "from"}), "resume"),
+    (frozenset({"temperature", "temperatures", "temp"}), frozenset({"student", "teacher"}), "temperature"),
+)
+"""Names whose meaning depends on the section: the sections, the names, the meaning."""
 # What a file sets for evaluation, sampling or export does not matter for training.
 _ELSEWHERE: Final = frozenset([
     "eval", "evaluation", "inference", "infer", "test", "val", "valid", "validation", "generation", "generate",
@@ -182,36 +195,13 @@ def meaning(names: tuple[str, ...], extra: Mapping[str, str] | None = None) -> s
     if any(parent in _ELSEWHERE for parent in parents):
         return None
     section = next((parent for parent in reversed(parents) if parent not in _INNER_SECTIONS), "")
-    special = _in_section(leaf, section)
+    special = next((key for sections, leaves, key in _IN_SECTION if section in sections and leaf in leaves), None)
     if special is not None:
         return special
     key = _MEANING.get(leaf) or _by_prefix(leaf)
     if key is None:
         return None
     return None if _misleading(key, leaf, section, parents) else key
-
-
-def _in_section(leaf: str, section: str) -> str | None:
-    """Names whose meaning depends on the section."""
-    if section in _OPTIMIZER_SECTIONS:
-        if leaf in _KIND_LEAVES:
-            return "optimizer"
-        if leaf in ("eps", "epsilon"):
-            return "eps"
-    if section in _CLIP_SECTIONS and leaf in ("max_norm", "norm", "value", "threshold", "max_grad_norm"):
-        return "clip"
-    if leaf in ("enabled", "enable"):
-        if section in ("fp16", "bf16", "amp"):
-            return section
-        if section == "bfloat16":
-            return "bf16"
-    if section in ("amp", "mixed_precision", "autocast") and leaf == "dtype":
-        return "precision"
-    if section == "resume" and leaf in ("path", "checkpoint", "from"):
-        return "resume"
-    if section in ("temperature", "temperatures", "temp") and leaf in ("student", "teacher"):
-        return "temperature"
-    return None
 
 
 def _by_prefix(leaf: str) -> str | None:
@@ -229,8 +219,6 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
         return True
     if key == "precision" and leaf == "dtype" and section in ("data", "dataset", "datasets", "dataloader"):
         return True
-    if key == "amp" and leaf == "autocast":
-        return False
     if key == "clip" and leaf == "grad_norm":
         return "clip" not in section
     if key == "beta":

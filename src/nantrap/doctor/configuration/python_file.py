@@ -48,6 +48,7 @@ OPTIMIZERS: Final = frozenset([
     "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "DeepSpeedCPUAdam", "CPUAdam", "Adan", "DAdaptAdam",
     "SparseAdam", "Sophia", "AdaBelief", "AdamWScheduleFree", "Shampoo", "SOAP", "ASGD", "Rprop",
 ])  # fmt: skip
+_MAPPINGS: Final = frozenset({"dict", "ConfigDict", "EasyDict", "edict", "Namespace", "SimpleNamespace"})
 _SCHEDULES: Final = re.compile(r"(LR|Scheduler|LRSchedule)$|_schedule(_with_\w+)?$|^get_scheduler$|Warmup\w*$")
 _SCHEDULE_WORDS: Final = {
     "eta_min", "min_lr", "max_lr", "pct_start", "num_warmup_steps", "num_training_steps", "total_steps",
@@ -248,14 +249,7 @@ class PythonSettings:
                 for key, value in zip(node.keys, node.values, strict=True)
                 if isinstance(key, ast.Constant) and isinstance(key.value, str)
             ]
-        elif isinstance(node, ast.Call) and dotted(node.func) in (
-            "dict",
-            "ConfigDict",
-            "EasyDict",
-            "edict",
-            "Namespace",
-            "SimpleNamespace",
-        ):
+        elif isinstance(node, ast.Call) and dotted(node.func) in _MAPPINGS:
             pairs = [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]
             if not pairs and node.args and isinstance(node.args[0], ast.Dict):
                 return self._settings(path, node.args[0], values)
@@ -266,12 +260,8 @@ class PythonSettings:
             for name, value in pairs:
                 found += self._settings((*path, name), value, values)
             # mmcv writes `fp16 = dict(loss_scale=512.)`: the section itself is the switch
-            if (
-                path
-                and plain(path[-1]) == "fp16"
-                and pairs
-                and not any(name in ("enabled", "enable") for name, _ in pairs)
-            ):
+            switched = {name for name, _ in pairs} & {"enabled", "enable"}
+            if path and plain(path[-1]) == "fp16" and pairs and not switched:
                 found.append(self._setting(path, True, node, literal=False))
             return found
         if not path:

@@ -163,20 +163,17 @@ def _call(node: ast.Call, known: Mapping[str, Any] | None) -> Any:
     name = dotted(node.func)
     if name in ("float", "int", "str", "bool", "tuple", "list") and len(node.args) == 1 and not node.keywords:
         value = evaluate(node.args[0], known)
+        if name not in ("float", "int"):
+            return value
+        if not isinstance(value, (int, float, str)):
+            return UNKNOWN
         try:
-            if name == "float" and isinstance(value, (int, float, str)):
-                return float(value)
-            if name == "int" and isinstance(value, (int, float, str)):
-                return int(float(value))
+            return int(float(value)) if name == "int" else float(value)
         except (ValueError, OverflowError):
             return UNKNOWN
-        return value if name in ("tuple", "list", "str", "bool") else UNKNOWN
-    if name == "field" or name.endswith(".field") or name in ("Field", "pydantic.Field"):
-        for keyword in node.keywords:
-            if keyword.arg == "default":
-                return evaluate(keyword.value, known)
-        if name.endswith("Field") and node.args:
-            return evaluate(node.args[0], known)
+    if name.rpartition(".")[2] == "field" or name in ("Field", "pydantic.Field"):
+        default = keyword_of(node, "default") or (node.args[0] if name.endswith("Field") and node.args else None)
+        return evaluate(default, known)
     return UNKNOWN
 
 
