@@ -61,13 +61,15 @@ class LiveTrace(Trace):
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
         kwargs = kwargs or {}
-        aside = self.ended or self.aside or active_replays or makes_a_graph()
-        if aside or len(self.ops) >= self._most or os.getpid() != self._process:
-            if not aside and self._most == _MOST_BEFORE:
-                self._give_up()
-            return func(*args, **kwargs)
         self._busy = True
         try:
+            aside = self.ended or self.aside or active_replays or makes_a_graph()
+            if aside or len(self.ops) >= self._most or os.getpid() != self._process:
+                if self.ended:
+                    leave_mode_soon(self)  # it was ended while torch had taken it off for an operation
+                elif not aside and self._most == _MOST_BEFORE:
+                    self._give_up()
+                return func(*args, **kwargs)
             try:
                 taped = self.tape.before(func, args, kwargs) if self.tape.wanted else None
                 given = self.before(func, args, kwargs)

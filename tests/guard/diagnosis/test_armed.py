@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mod
 
 import nantrap
 from nantrap.errors import UsageError
+from nantrap.guard.armed import LiveTrace
 from nantrap.incident import Incident
+from nantrap.locate.trace import Registered
 
 
 class Seen:
@@ -190,6 +192,20 @@ def test_a_trace_that_is_dropped_while_it_handles_an_operation_ends_with_the_nex
     guard.backward(model(torch.ones(2, 3)).mean())
     guard.step()
     guard.close()
+    assert modes_running() == []
+
+
+def test_a_trace_that_is_ended_while_it_lets_an_operation_pass_is_not_left_running() -> None:
+    """The garbage collector may end it while torch has taken it off; Python 3.14 collects at other moments."""
+    model, ended = nn.Linear(3, 1), list[bool]()
+    trace = LiveTrace(model, Registered(dict(model.named_parameters()), {}))
+    with Passing(once=lambda: ended.append(trace.end())) as users:
+        trace.__enter__()
+        trace.aside = True
+        torch.ones(2)
+        assert ended == [False]
+        torch.ones(2)
+        assert modes_running() == [users]
     assert modes_running() == []
 
 
