@@ -43,53 +43,20 @@ class AuditCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The arguments of `nantrap audit`."""
-        parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder, glob or URL")
-        parser.add_argument("--json", action="store_true", help="print the whole report as JSON on stdout")
-        parser.add_argument(
-            "--show",
-            action="append",
-            metavar="PATTERN",
-            help='also print the values of tensors whose name matches, e.g. "*.alpha"; may be given several times',
-        )
-        parser.add_argument(
-            "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unnoticed"
-        )
-        parser.add_argument(
-            "--strict",
-            action="store_true",
-            help="exit code 1 also if loading needs a class whose source is not on this machine",
-        )
-        parser.add_argument(
-            "--workers",
-            type=_count,
-            metavar="N",
-            help="threads that read (default: one per core, at most 4), or Ray tasks that run in parallel",
-        )
-        parser.add_argument(
-            "--engine",
-            choices=("local", "ray"),
-            default="local",
-            help="read the files here, or as tasks of a Ray cluster that sees the same paths",
-        )
-        parser.add_argument(
-            "--quarantine",
-            metavar="DIR",
-            help="move unhealthy checkpoints into DIR; nothing is deleted or overwritten",
-        )
-        parser.add_argument(
-            "--config",
-            metavar="FILE",
-            help="the run's YAML, JSON or Python settings: report checkpoints that hold another learning rate",
-        )
+        add = parser.add_argument
+        add("paths", nargs="+", metavar="PATH", help="file, folder, glob or URL")
+        add("--json", action="store_true", help="print the whole report as JSON on stdout")
+        add("--show", action="append", metavar="PATTERN", help='also print tensors whose names match, e.g. "*.alpha"')
+        add("--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unnoticed")
+        add("--strict", action="store_true", help="exit code 1 also if loading needs a class that is not here")
+        add("--workers", type=_count, metavar="N", help="threads (default: one per core, at most 4) or Ray tasks")
+        add("--engine", choices=("local", "ray"), default="local", help="read here, or as tasks of a Ray cluster")
+        add("--quarantine", metavar="DIR", help="move unhealthy checkpoints into DIR; nothing is deleted")
+        add("--config", metavar="FILE", help="the run's settings: report checkpoints with another learning rate")
         reading = parser.add_mutually_exclusive_group()
-        reading.add_argument(
-            "--all", action="store_true", help="read every checkpoint, however many and large they are"
-        )
-        reading.add_argument(
-            "--last-good",
-            action="store_true",
-            help="only find the newest healthy checkpoint, by bisection, and print its path on stdout",
-        )
+        reading.add_argument("--all", action="store_true", help="read every checkpoint, however many and large")
+        last_good = "only find the newest healthy checkpoint, by bisection, and print its path on stdout"
+        reading.add_argument("--last-good", action="store_true", help=last_good)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Audit and print; 0 if every checkpoint is healthy, 1 if one is not, 2 for an error."""

@@ -72,8 +72,7 @@ class DataCommand:
         with ProgressBar(sys.stderr) as bar:
             report = check_data(arguments.paths, options=options, engine=engine, progress=bar.reading())
         if arguments.json:  # before the list is written: a full disk must not cost the report
-            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
-            print()
+            print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
         else:
             _say(printer, report)
         if arguments.quarantine:

@@ -73,7 +73,9 @@ class DoctorCommand:
             for note in report.notes:
                 printer.line(escaped(f"note: {note.file}: {note.message}", most=1000))
         if arguments.checkpoint and kind == "text":
-            _show_frozen(arguments.checkpoint, repository)
+            for each in _frozen(arguments.checkpoint, repository):
+                what = f"{each.share:.1%} of {each.weights:,} weights cannot move in pure bfloat16"
+                print(f"{arguments.checkpoint}: at a learning rate of {each.rate:g}, {what}")
         if arguments.suggest or arguments.fix:
             _suggest(arguments, report, repository, quiet=kind != "text")
         return report.exit_code
@@ -103,14 +105,6 @@ def _frozen(path: str, repository: Repository) -> list[FrozenShare]:
     found = {number(setting.value) for source in repository.sources for setting in source.all("lr")}
     rates = sorted(rate for rate in found if rate is not None and 0 < rate < 1) or [1e-5, 5e-5, 1e-4]
     return frozen_share(path, rates[:8])
-
-
-def _show_frozen(path: str, repository: Repository) -> None:
-    for each in _frozen(path, repository):
-        print(
-            f"{path}: at a learning rate of {each.rate:g}, {each.share:.1%} of {each.weights:,} weights "
-            "cannot move in pure bfloat16"
-        )
 
 
 def _mapping(path: str) -> dict[str, str]:

@@ -35,21 +35,18 @@ class ExplainCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the page of a cause or check, the list of all, or those that match the words."""
-        if not arguments.cause:
-            found = (*cause_pages(), *check_pages())
-            print(_as_json({"found": [_entry(each) for each in found]}) if arguments.json else _listed(found))
-            return 0
-        wanted = " ".join(arguments.cause)
+        pages: Sequence[Page] = (*cause_pages(), *check_pages())
+        chosen, heading, wanted = None, "", " ".join(arguments.cause)
         try:
-            chosen = find_page(wanted)
+            chosen = find_page(wanted) if wanted else None
         except UsageError:
-            matches = search((*cause_pages(), *check_pages()), wanted)
-            if not matches:
+            pages = search(pages, wanted)
+            if not pages:
                 raise
-            listed = _as_json({"found": [_entry(each) for each in matches]})
-            print(listed if arguments.json else _matched(matches, wanted))
-            return 0
-        if isinstance(chosen, DataRule):
+            heading = f"causes and checks that mention {wanted!r}, the closest first"
+        if chosen is None:
+            print(_as_json({"found": [_entry(each) for each in pages]}) if arguments.json else _listed(pages, heading))
+        elif isinstance(chosen, DataRule):
             print(_as_json(chosen._asdict()) if arguments.json else chosen.text())
         elif arguments.json:
             print(_as_json(chosen.to_dict()))
@@ -70,13 +67,12 @@ def _show(chosen: Page) -> None:
     console.print(Markdown(chosen.markdown(), code_theme="ansi_dark"), width=min(console.width, _WIDEST))
 
 
-def _listed(found: tuple[Page, ...]) -> str:
-    """All causes and checks, one line each, grouped by family."""
+def _listed(found: Sequence[Page], heading: str) -> str:
+    """Causes and checks, one line each: all of them by family, or below a heading."""
     widest = max(len(each.slug) for each in found)
-    lines: list[str] = []
-    family = ""
+    lines, family = [heading] if heading else [], ""
     for each in found:
-        if each.family != family:
+        if not heading and each.family != family:
             family = each.family
             lines += ["", family] if lines else [family]
         lines += _rows(each, widest)
@@ -93,12 +89,6 @@ def _rows(each: Page, widest: int) -> list[str]:
         return [row.rstrip(), *(f"         {line}" for line in wrapped(_title(each), width - 9))]
     first, *rest = wrapped(_title(each), width - len(row))
     return [row + first, *(" " * len(row) + line for line in rest)]
-
-
-def _matched(found: Sequence[Page], wanted: str) -> str:
-    widest = max(len(each.slug) for each in found)
-    lines = [line for each in found for line in _rows(each, widest)]
-    return "\n".join([f"causes and checks that mention {wanted!r}, the closest first", *lines, "", _MORE])
 
 
 def _title(each: Page) -> str:

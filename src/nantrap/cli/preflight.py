@@ -78,8 +78,7 @@ class PreflightCommand:
             report = preflight(arguments.factory, ranks=arguments.ranks, compiled=arguments.compile, on_check=say)
         say_summary(Printer(sys.stderr if arguments.json else sys.stdout), report)
         if arguments.json:
-            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
-            print()
+            print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
         return 1 if report.failures or (arguments.strict and report.warnings) else 0
 
 

@@ -50,6 +50,5 @@ class SelftestCommand:
         report = selftest(arguments.device, only=arguments.only, on_check=say)
         say_summary(printer, report)
         if arguments.json:
-            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
-            print()
+            print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
         return 1 if report.failures else 0
