@@ -12,7 +12,7 @@ import pytest
 from nantrap.cli import main
 from nantrap.incident import Incident
 from nantrap.report.formats import github, junit, problem_of_incident, sarif
-from report.runs import EVIL, HOSTILE, MASKED, line, usual_run, write_incident, write_run
+from report.runs import EVIL, HOSTILE, MASKED, line, skipped, usual_run, write_incident, write_run
 
 
 def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -151,3 +151,20 @@ def test_a_log_of_another_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "journal-r0.jsonl").rename(tmp_path / "train.jsonl")
     assert main(["report", str(tmp_path / "train.jsonl")]) == 0
     assert (tmp_path / "train.jsonl.report.html").exists()
+
+
+def test_a_cause_without_a_folder_is_as_sure_as_the_journal_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incidents like an earlier one are not diagnosed again: their cause is a guess, and not unknown."""
+    place = {"phase": "forward", "op": "aten.mm"}
+    lines = [line(step) for step in range(60)]
+    for step in (10, 11):
+        told = {**place, "module": "a", "cause": "bad_input_data", "guess": True}
+        lines[step] = skipped(step) | {"incident": told}
+    lines[20] = skipped(20) | {"incident": {**place, "module": "b", "cause": "bad_input_data"}}
+    lines[30] = skipped(30) | {"incident": {**place, "module": "c"}}
+    run = write_run(tmp_path / "exp1", lines)
+    assert main(["report", str(run), "--format", "json", "-o", "-"]) == 0
+    found = {group["place"]: group["verdict"]["word"] for group in json.loads(capsys.readouterr().out)["groups"]}
+    assert found == {"in a": "a guess: not proven", "in b": "proven", "in c": "cause unknown"}

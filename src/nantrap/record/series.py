@@ -57,7 +57,7 @@ class RunSegment:
 
 @dataclass(frozen=True, slots=True)
 class NotedStep:
-    """A step that was not applied, or had an incident, as the journal has it."""
+    """A step that was not applied, or had an incident, as the journal has it. `guess`: its cause is not proven."""
 
     step: int
     row: int
@@ -67,6 +67,7 @@ class NotedStep:
     module: str | None = None
     op: str | None = None
     restored_step: int | None = None
+    guess: bool = False
 
 
 def normal_form(name: str) -> str:
@@ -274,6 +275,7 @@ class Series:
         action, step = self.action, self.step
         column = self.get("incident.restored_step")
         back = {} if column is None else dict(zip(column.row.tolist(), column.value.tolist(), strict=True))
+        guessed = self._rows_of("incident.guess")
         found = [
             NotedStep(
                 int(step[row]),
@@ -281,6 +283,7 @@ class Series:
                 ACTIONS[action[row]],
                 **{field: told[field].get(int(row)) for field in told},
                 restored_step=int(back[int(row)]) if math.isfinite(back.get(int(row), math.nan)) else None,
+                guess=int(row) in guessed,
             )
             for row in rows
         ]
@@ -291,12 +294,18 @@ class Series:
         first = {event.row: event for event in found}
         for name in self.beneath("incident.also."):
             cause: str | None = name.removeprefix("incident.also.")
-            column = self[name]
+            column, guessed = self[name], self._rows_of(f"incident.also_guessed.{cause}")
             for row, number in zip(column.row.tolist(), column.value.tolist(), strict=True):
                 event = first.get(row)
                 if event is not None:
                     same = event.cause == cause
-                    yield from [event if same else NotedStep(event.step, row, event.action, cause)] * int(number)
+                    other = NotedStep(event.step, row, event.action, cause, guess=row in guessed)
+                    yield from [event if same else other] * int(number)
+
+    def _rows_of(self, name: str) -> set[int]:
+        """The rows in which a number is above zero."""
+        column = self.get(name)
+        return set() if column is None else set(column.row[column.value > 0].tolist())
 
     def _at(self, name: str, rows: Ints) -> dict[int, str]:
         labels = self.labels(name)

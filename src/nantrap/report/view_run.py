@@ -243,7 +243,7 @@ def _group(
         number=number,
         code=cause.code if cause is not None else entry.code,
         title=title,
-        verdict=verdict_of(cause),
+        verdict=verdict_of(cause) if incident is not None or slug in (None, "unknown") else _noted_verdict(found),
         place=" ".join(places),
         steps=tuple(event.step for event in found),
         did=did,
@@ -252,6 +252,13 @@ def _group(
         folder=folder[0] if folder is not None else "",
         folder_step=incident.step if incident is not None else None,
     )
+
+
+def _noted_verdict(found: Sequence[NotedStep]) -> Badge:
+    """How sure the cause of incidents is that have no folder: the journal says of each whether it was proven."""
+    if all(event.guess for event in found):
+        return Badge("warn", "?", "a guess: not proven")
+    return Badge("plain", "≈", "partly proven") if any(event.guess for event in found) else Badge("ok", "✓", "proven")
 
 
 # ---- the other parts of the page
