@@ -6,6 +6,7 @@ that no kernel could save are not laid to the kernel.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import nantrap
 from causes.test_unwritten_memory import memory_full_of_nan
 from nantrap import Guard
 from nantrap.incident import Incident
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import RunSettings
 
 INF = float("inf")
 ROWS, WIDTH = 6, 8
@@ -211,6 +214,8 @@ class Model(nn.Module):
 
 def trained(folder: Path, kind: str, form: str, *, good: bool, spoil: Any = None) -> list[Incident]:
     """Three steps, the last of them hard. `spoil` changes the batch of the last step instead."""
+    if form == "run":
+        return trained_under_run(folder, kind, good=good)
     torch.manual_seed(0)
     model = Model(kind, good=good)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -235,7 +240,25 @@ def trained(folder: Path, kind: str, form: str, *, good: bool, spoil: Any = None
     return found
 
 
-@pytest.mark.parametrize("form", ["attempt", "two lines"])
+def trained_under_run(folder: Path, kind: str, *, good: bool) -> list[Incident]:
+    """The same three steps in a plain loop, guarded from outside."""
+    torch.manual_seed(0)
+    with attached(RunSettings(run_dir=str(folder), quiet=True)):
+        model = Model(kind, good=good)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(3):
+            batch = torch.randn(ROWS, WIDTH)
+            if step == 2 and kind == "quantised_matmul":
+                batch[3] = 0.0
+            optimizer.zero_grad()
+            loss = model(batch, step == 2)
+            loss.backward()
+            optimizer.step()
+    written = sorted(folder.glob("incidents/*/incident.json"))
+    return [Incident.from_dict(json.loads(path.read_text())) for path in written]
+
+
+@pytest.mark.parametrize("form", ["attempt", "two lines", "run"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_broken_kernel_is_named_with_its_rows(tmp_path: Path, kind: str, form: str) -> None:
     (incident,) = trained(tmp_path, kind, form, good=False)
@@ -249,7 +272,7 @@ def test_a_broken_kernel_is_named_with_its_rows(tmp_path: Path, kind: str, form:
     assert cause.fix.verified
 
 
-@pytest.mark.parametrize("form", ["attempt", "two lines"])
+@pytest.mark.parametrize("form", ["attempt", "two lines", "run"])
 def test_rows_that_no_expert_took_are_memory(tmp_path: Path, form: str) -> None:
     with memory_full_of_nan():
         (incident,) = trained(tmp_path, "scatter_to_experts", form, good=False)
@@ -258,10 +281,11 @@ def test_rows_that_no_expert_took_are_memory(tmp_path: Path, form: str) -> None:
     assert "in row 4 of 6" in " ".join(evidence.text for evidence in cause.evidence)
 
 
+@pytest.mark.parametrize("form", ["attempt", "two lines", "run"])
 @pytest.mark.parametrize("kind", [*KINDS, "scatter_to_experts"])
-def test_the_correct_twin_does_not_fail(tmp_path: Path, kind: str) -> None:
+def test_the_correct_twin_does_not_fail(tmp_path: Path, kind: str, form: str) -> None:
     with memory_full_of_nan():
-        assert trained(tmp_path, kind, "attempt", good=True) == []
+        assert trained(tmp_path, kind, form, good=True) == []
 
 
 def nan_in_a_sample(batch: Tensor) -> None:

@@ -182,7 +182,7 @@ def test_log_of_softmax_is_tried_in_log_space(incident_of: IncidentOf) -> None:
 def test_division(incident_of: IncidentOf) -> None:
     cause = first(incident_of("division_by_zero"))
     assert evidence(cause)[0] == (
-        "the denominator is exactly 0 at 1 of 4 places, made by aten.std; every input is finite"
+        "the denominator is exactly 0 at 1 of 4 places (row 1), made by aten.std; every input is finite"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.facts import all_finite, share
+from nantrap.causes.facts import all_finite, listed, share
 from nantrap.causes.rules.unselected import is_left_out, made_in_forward
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _division_by_tensor(case: Case) -> Claim | None:
     if denominator is None or case.output is None or not _is_zero_where_bad(denominator, case.output):
         return None
     where = _users_backward(case) if case.in_users_backward else case.place
-    fact = f"the denominator is exactly 0 at {share(denominator == 0)}{_made_by(case)}{all_finite(case.inputs)}"
+    at = f"{share(denominator == 0)}{_rows_of(denominator)}"
+    fact = f"the denominator is exactly 0 at {at}{_made_by(case)}{all_finite(case.inputs)}"
     if _is_unwritten(case):
         return Claim(
             "tried",  # that it divides by 0 was measured; what computes it was not seen
@@ -96,6 +97,14 @@ def _replaced_afterwards(case: Case, made: Op) -> Claim | None:
         remedies=(case.remedy("div", trial, "div"),),
         help="an eps in the denominator, or a bound on what it is computed from",
     )
+
+
+def _rows_of(denominator: Tensor) -> str:
+    """` (row 1)`: which rows have a denominator of 0, where each has one of its own, such as a group its deviation."""
+    rows = (denominator.flatten() == 0).nonzero().flatten().tolist()
+    if denominator.dim() < 2 or len(denominator) != denominator.numel() or len(rows) == denominator.numel():
+        return ""
+    return f" (row{'s' * (len(rows) > 1)} {listed(rows)})"
 
 
 def _is_zero_where_bad(denominator: Tensor, output: Tensor) -> bool:
