@@ -20,8 +20,8 @@ FAULTS = {
     "grpo nan_reward": ("first in rewards_per_func[2, 0], assigned at grpo_trainer.py:",),
     "grpo none_reward": ("first in rewards_per_func[2, 0], assigned at grpo_trainer.py:",),
     "grpo inf_reward": ("first in rewards_per_func[2, 0], assigned at grpo_trainer.py:",),
-    "grpo minus_inf_logprob": ("error[NT101]", "made without a graph: inputs['ref_per_token_logps'][1, 2]"),
-    "grpo normalised_by_zero": ("error[NT101]", "inputs['advantages'][0]"),
+    "grpo minus_inf_logprob": ("error[NT000]", "armed: the next 100 steps are traced"),  # its holder was deleted
+    "grpo normalised_by_zero": ("error[NT101]", "holds 8 NaN among 8 values"),
     "grpo temperature_0": ("error[NT101]", "next_token_scores[0, "),
     "grpo empty_mask": ("error[NT103]",),
     "grpo label_out_of_range": ("a label is out of range: 700 in sample 2",),

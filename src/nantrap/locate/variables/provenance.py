@@ -288,6 +288,8 @@ def _followed(frames: list[Frame], position: int, variable: str, *, minus: bool)
             position, variable = above
         else:
             break
+    while len(links) > 1 and links[-1].statement is None and links[-2].statement is None:
+        links.pop()  # the same object under the name that a caller has for it
     return links[::-1]
 
 
@@ -298,7 +300,8 @@ def _holder(frames: list[Frame], tensor: Tensor, name: str) -> tuple[int, str] |
         if name in held and first_bad(held[name], name, minus=True) is not None:
             return position, name
     for position, frame in enumerate(frames):
-        for each, value in names_in(frame).items():
+        held = names_in(frame)
+        for each, value in sorted(held.items(), key=lambda item: item[0] == "self"):  # what an object keeps comes last
             if any(isinstance(part, Tensor) and share_memory(part, tensor) for _, part in _parts(value, each, 0)):
                 return position, each
     return None
@@ -351,7 +354,16 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
                 each, before = further[0], _assigned_last(frame, further[0], before.lineno)
             if before is not None and (calls := _calls(before, known)) and _in_same_loop(frame, statement, before):
                 taken.append(f"{each} is taken from {calls[0]} in line {before.lineno}")
+    if earlier is None and _makes_the_object(held.get(variable), statement, bad.path, known):
+        return Link(bad, frame), None  # not what it holds by now
     return Link(bad, frame, statement, _calls(statement, known), tuple(taken)), earlier
+
+
+def _makes_the_object(value: Any, statement: ast.stmt, path: str, known: Mapping[str, Any]) -> bool:
+    """Whether a statement calls the class of an object in which something is bad: `trainer = Trainer(model)`."""
+    made = _value_of(statement)
+    inside = "." in path and isinstance(made, ast.Call)
+    return inside and isinstance(made, ast.Call) and _resolved(known, _base(made.func)) is type(value)
 
 
 def _is_in_the_last(held: Mapping[str, Any], path: str, *, minus: bool) -> bool:
