@@ -25,6 +25,7 @@ from nantrap.doctor.source.expressions import (
     is_norm,
     keyword_of,
     name_of,
+    operation,
     operations,
     receiver_of,
     shown,
@@ -45,7 +46,13 @@ from nantrap.doctor.source.module import Function, Module
 _ASIDE: Final = re.compile(r"^_?(sample|generate|infer|eval|valid|test)|metric")
 """Names of functions that do not train."""
 _PREDICTION: Final = re.compile(r"pred|(^|_)(out|outputs?|logits?|hat|recon\w*)$|^(y|x)_?hat")
-_MENDED: Final = "what it is computed from was made finite before"
+_MENDED: Final = "all that it is computed from was made finite before"
+_FINITE: Final = frozenset([
+    "nan_to_num", "nan_to_num_", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "tensor", "new_tensor", "len",
+])  # fmt: skip
+"""Calls whose result is finite."""
+_OF_ONE: Final = ("sum", "mean", "abs", "float", "squeeze", "view", "reshape", "detach", "clamp", "clamp_min", "to")
+"""Operations that are finite where their operand is."""
 _NO_LIMIT: Final = 1e3
 """A prediction that is clamped here is not meant to be limited: the clamp should stop it from growing."""
 
@@ -152,29 +159,35 @@ def _terms(node: ast.AST) -> Iterator[ast.AST]:
         yield from _terms(node.operand)
 
 
-def _was_mended(function: Function, node: ast.AST | None, line: int, repository: Repository, depth: int = 0) -> bool:
-    """Whether something that a value is computed from was made finite before.
+def _was_mended(function: Function, node: ast.expr | None, line: int, repository: Repository, depth: int = 0) -> bool:
+    """Whether everything that a value is computed from was made finite before.
 
-    By nan_to_num, by leaving out the rest, or by a function of the project that returns early where it is not finite.
-
-    What is left out is chosen by an index whose names were given by `isfinite`: `penalty[valid].mean()`.
+    By nan_to_num, by an index that leaves out all of it that is not finite (`penalty[valid].mean()`), or by a function
+    of the project that returns early where its result is not finite.
     """
-    for each in ast.walk(node) if node is not None else ():
-        if isinstance(each, ast.Call):
-            made = function.given(each.func, line)
-            called = {name_of(each.func), name_of(made.func) if isinstance(made, ast.Call) else ""}
-            if called & {"nan_to_num", "nan_to_num_"} or _returns_finite(called - {""}, repository):
-                return True
-        chosen_by = used_in(each.slice) if isinstance(each, ast.Subscript) else ()
-        if any(
-            at < line and tests_finite(value) for name in chosen_by for at, value in function.assigned.get(name, ())
-        ):
+    found = operation(function, node)
+    if node is None or depth > 8:
+        return False
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return _was_mended(function, node.operand, line, repository, depth + 1)
+    if isinstance(node, ast.Subscript):
+        indexed = function.given(node.value, line) or node.value
+        masks = [value for name in used_in(node.slice) for at, value in function.assigned.get(name, ()) if at < line]
+        tested = {name for mask in masks for call in calls_in(mask, "isfinite") for name in used_in(call)}
+        return bool(tested) and used_in(indexed) <= tested
+    if isinstance(node, ast.Call):
+        made = function.given(node.func, line)
+        called = {name_of(node.func), name_of(made.func) if isinstance(made, ast.Call) else ""} - {""}
+        if called & _FINITE or _returns_finite(called, repository):
             return True
-        name = dotted(each)
-        given = [(at, value) for at, value in function.assigned.get(name, ()) if at < line] if name else []
-        if depth < 4 and any(_was_mended(function, value, at, repository, depth + 1) for at, value in given[-3:]):
-            return True
-    return False
+    if found is not None and (isinstance(node, ast.BinOp) or found.name in _OF_ONE):
+        sides = [found.operand, *(found.arguments if isinstance(node, ast.BinOp) else ())]
+        return all(_was_mended(function, side, line, repository, depth + 1) for side in sides)
+    given = function.given(node, line)
+    at = getattr(given, "lineno", line)
+    return given is not None and _was_mended(function, given, min(at, line), repository, depth + 1)
 
 
 def _returns_finite(called: set[str], repository: Repository) -> bool:
