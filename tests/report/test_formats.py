@@ -168,3 +168,25 @@ def test_a_cause_without_a_folder_is_as_sure_as_the_journal_says(
     assert main(["report", str(run), "--format", "json", "-o", "-"]) == 0
     found = {group["place"]: group["verdict"]["word"] for group in json.loads(capsys.readouterr().out)["groups"]}
     assert found == {"in a": "a guess: not proven", "in b": "proven", "in c": "cause unknown"}
+
+
+def test_a_failure_that_two_ranks_tell_of_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line(step) for step in range(30)]
+    lines[7] = skipped(7)
+    told = replace(MASKED, step=7, rank=0, origin_rank=0)
+    write_run(tmp_path / "exp1", lines, incidents=(told,))
+    run = write_run(tmp_path / "exp1", lines, incidents=(replace(told, rank=1, module="b"),), rank=1)
+    assert main(["report", str(run), "--format", "json", "-o", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert sum(len(group["steps"]) for group in document["groups"]) == 1
+    assert [(row["rank"], row["began"]) for row in document["ranks"]] == [(0, 1), (1, 0)]
+
+
+def test_a_module_that_is_called_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the parts of `nn.Sequential` are: the journal's line and the folder of the incident are one group."""
+    lines = [line(step) for step in range(30)]
+    lines[7] = skipped(7) | {"incident": {"phase": "forward", "module": "0", "cause": MASKED.causes[0].slug}}
+    run = write_run(tmp_path / "exp1", lines, incidents=(replace(MASKED, step=7, module="0"),))
+    assert main(["report", str(run), "--format", "json", "-o", "-"]) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert (group["steps"], group["place"]) == ([7], "model.py:39 in 0")

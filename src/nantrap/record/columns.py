@@ -27,6 +27,8 @@ _MOST_COLUMNS = 2000
 """Columns of numbers, and of text. Twice as many names are looked at, objects that hold others included."""
 _ALWAYS = frozenset({"step", "epoch", "loss", "grad_norm", "lr", "scale", "action", "incident"})
 """What a verdict is made of is read, however many names come before it."""
+_WORDS = frozenset({"action", "by", "incident.cause", "incident.phase", "incident.module", "incident.op"})
+"""Texts of a journal that stay texts: a part of `nn.Sequential` is called `0`."""
 _MOST_NAMES = 10_000
 """Number of different texts that a column keeps; the rest is "...": a column of unique messages is no label."""
 _SPELLINGS = re.compile(
@@ -223,7 +225,8 @@ class Table:
 
     def _add_texts(self, name: str, values: list[str], rows: Ints | None) -> None:
         """Add values of text: those that are numbers to the numbers, the others to the texts while there is room."""
-        numbers = [_spelt(value) for value in values] if name in self._numbers or _spelt(values[0]) is not None else []
+        is_number = name not in _WORDS and (name in self._numbers or _spelt(values[0]) is not None)
+        numbers = [_spelt(value) for value in values] if is_number else []
         if numbers and all(number is not None for number in numbers):
             self._append(name, _floats(numbers), rows)
             return

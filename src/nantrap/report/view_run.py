@@ -140,7 +140,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     events = series.events(limit=_MOST_EVENTS)
     others = [event for other in run.others for event in other.main.events(limit=_MOST_EVENTS)]
     incidents = {folder.name: folder.incident for folder in run.incidents if folder.incident is not None}
-    groups = _groups([*events, *others], incidents)
+    groups = _groups([*events, *others], {name: i for name, i in incidents.items() if not _is_told_by(series, i)})
     step = series.step
     skipped = tuple(int(s) for s in step[series.refused])
     tally = run.tally()
@@ -193,6 +193,12 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
 
 
 # ---- the incidents of a run by cause and place
+
+
+def _is_told_by(lead: Series, incident: Incident) -> bool:
+    """Whether another rank tells of a step that the journal of the first one has too: one failure, written twice."""
+    same = lead.step == incident.step
+    return incident.rank != lead.rank and incident.during == "training" and bool((same & lead.refused).any())
 
 
 def _groups(events: Sequence[NotedStep], incidents: Mapping[str, Incident]) -> tuple[IncidentGroup, ...]:
@@ -436,12 +442,8 @@ def _ranks(run: Run, incidents: Mapping[str, Incident]) -> tuple[RankRow, ...]:
     for rank, series in run.series.items():
         ms = series.get("ms")
         middle = f"{float(np.median(ms.value)):,.0f}" if ms is not None and len(ms.value) else ""
-        began = sum(
-            1
-            for i in incidents.values()
-            if (words.origin_rank(i) if words.origin_rank(i) is not None else i.rank) == rank
-        )
-        rows.append(RankRow(rank, len(series), int(series.applied.sum()), began, middle, _agrees(lead, series)))
+        began = {i.step for i in incidents.values() if rank == (i.rank if (at := words.origin_rank(i)) is None else at)}
+        rows.append(RankRow(rank, len(series), int(series.applied.sum()), len(began), middle, _agrees(lead, series)))
     return tuple(rows)
 
 
