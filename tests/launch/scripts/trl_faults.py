@@ -104,7 +104,8 @@ else:
         temperature=1e-45 if FAULT == "temperature_0" else 1.0, **COMMON,
     )  # fmt: skip
     prompts = Dataset.from_dict({"prompt": [f"w{i} w{i + 1} w{i + 2}" for i in range(16)]})
-    trainer = of_rollouts(base)(
+    Trainer = of_rollouts(base)
+    trainer = Trainer(
         model=policy, reward_funcs=[length_reward], args=config, train_dataset=prompts, processing_class=tokenizer,
         callbacks=[Plant()],
     )  # fmt: skip
