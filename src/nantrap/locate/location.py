@@ -175,9 +175,9 @@ def _constant_note(op: str, constant: tuple[str, Tensor] | None) -> list[str]:
     known = f", as in {name} of the program" if name else ""
     return [
         (
-            f"{op} reads a tensor that is no parameter, no buffer and no part of the batch (a cached table, a "
-            f"closure): {tensor_stats(tensor).describe()}{known}. It was made before the replay, so what made it is "
-            "not known"
+            f"{op} reads a tensor that is no parameter or buffer of the model and no part of the batch (a cached "
+            f"table, a closure): {tensor_stats(tensor).describe()}{known}. It was made before the replay, so what made "
+            "it is not known"
         )
     ]
 

@@ -18,6 +18,17 @@ PROGRAMS: dict[str, str] = {
         batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
         def loss_fn(x): return (model(x) - 1).square().mean()
     """,
+    "one update after which a square overflows": """
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+        nn.init.zeros_(model[2].weight)
+        optimizer = torch.optim.Adam(model.parameters(), lr=4.0)
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(4)]
+        def loss_fn(x): return (model(x).clamp(-49, 49).exp() - model(x)).mean()
+    """,
+    "a bias of 200 before an exp": """
+        nn.init.constant_(model.bias, 200.0)
+        def loss_fn(x): return (model(x).exp() - 200 * model(x)).mean()
+    """,
     "a rate for inputs that nobody scaled": """
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -250,6 +261,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "only the slope grows",
         "the gradient was multiplied by about",
     ),
+    ("a bias of 200 before an exp", "a large weight, and a loss times 1e21"): (
+        "the weights are initialised far too large: bias adds about 200",
+        "bias adds about 200 before anything was learned",
+    ),
+    ("one update after which a square overflows", "a rate too high"): ("beyond the stability limit: the loss grew\n",),
     ("a rate too high", "a rate too high, two lines"): (
         "(the same steps stay finite at 0.5)",
         "the same batches with a hundredth of the learning rate stay finite",

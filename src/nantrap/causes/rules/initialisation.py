@@ -57,7 +57,13 @@ def bad_initialisation(case: Case) -> Claim | None:
     trial = case.lab.with_weights("rescaled", each if few else "the oversized weights divided by their gain", rescale)
     plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
     than = 1 if deep else LARGE_GAIN
-    facts = [f"{len(suspects)} weight{plural} the scale of {its} input by more than {than:g}; {name} by {gain:.3g}"]
+    adds = all(key.rpartition(".")[2] == "bias" for key in suspects)
+    does = "adds" if adds else "multiplies by"
+    facts = [
+        f"{name} adds about {gain:.3g} before anything was learned"
+        if adds
+        else f"{len(suspects)} weight{plural} the scale of {its} input by more than {than:g}; {name} by {gain:.3g}"
+    ]
     grown = [f.absmax for f in case.location.frames if f.absmax is not None]
     if len(grown) > 2:
         facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))
@@ -68,7 +74,7 @@ def bad_initialisation(case: Case) -> Claim | None:
         "tried",
         f"the weights are initialised too large for this depth: each of {len(suspects)} multiplies by up to {gain:.3g}"
         if deep
-        else f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
+        else f"the weights are initialised far too large: {name} {does} about {gain:.3g}",
         tuple(facts),
         trial=trial,
         shows="with those weights rescaled the step is finite",
