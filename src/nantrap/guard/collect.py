@@ -361,7 +361,10 @@ class Collector:
     def _watch(self, module: nn.Module) -> None:
         if isinstance(module, ScriptModule):
             return  # it takes no hooks: a step is seen at its backward pass
-        self._handles.append(module.register_forward_pre_hook(_Before(self), with_kwargs=True))
+        # before the program's own hooks: what they change is changed again when the call is repeated. Those that bring
+        # the shards of a model together come first
+        first = self.session.setup.shards is None
+        self._handles.append(module.register_forward_pre_hook(_Before(self), with_kwargs=True, prepend=first))
         self._handles.append(module.register_forward_hook(_After(self)))
 
 

@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim, Remedy, rule
-from nantrap.causes.earlier_steps import beside, distance
 from nantrap.incident import Trial
 from nantrap.thresholds import has_grown, is_absurd_rate
 
@@ -216,6 +215,8 @@ def _is_between_networks(case: Case, trial: Trial) -> bool:
 
 def _thrown_beside(case: Case) -> Claim | None:
     """The updates of another network that the loss reads threw its weights away: both are taken back together."""
+    from nantrap.causes.earlier_steps import beside, distance
+
     if case.phase not in ("forward", "backward") or case.external is not None:
         return None
     for other in beside(case):
