@@ -9,6 +9,9 @@ PROGRAMS: dict[str, str] = {
         def loss_fn(batch): return (model(batch[0]) * table(batch[1])).square().mean()
         batches = [(x, float(2 - i)) for i, x in enumerate(batches[:3])]
     """,
+    "a constant that float32 cannot hold": """
+        def loss_fn(x): return -F.logsigmoid((model(x) - model(x).detach()) * 1e39).mean()
+    """,
     "a rate of -1 in lgamma": """
         batches = [(x, torch.randint(0, 5, (6, 3), generator=draw).float()) for x in batches]
         shift = torch.zeros(6, 3)
@@ -78,6 +81,9 @@ PROGRAMS: dict[str, str] = {
 }
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a constant that float32 cannot hold", "a counter outside the model"): (
+        "the constant 1e+39 is beyond 3.4e+38, where float32 ends: it is Inf there",
+    ),
     ("a rate that is far too low to matter", "a rate too high"): (
         "a hundredth of the learning rate does not help",
         "a tenth of the learning rate from an older state on: not finite",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Remedy, rule
@@ -53,6 +54,9 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
         )
     if case.half or any(is_large(absmax(t)) for t in case.inputs):
         return None  # a sum or a square inside the kernel may really overflow
+    if (constant := next((each for each in case.capture.op.scalars if top < abs(each) < math.inf), None)) is not None:
+        case.notes.append(f"the constant {constant:g} is beyond {top:.3g}, where {case.dtype} ends: it is Inf there")
+        return None
     repeated = recomputed(case, case.dtype)
     if repeated is None or bool(repeated.isfinite().all()):
         return None  # not the kernel: the same call on the same inputs is finite now
