@@ -228,6 +228,8 @@ class LazyMask(nn.Module):
 class RefilledMask(LazyMask):
     """Fills one buffer with its mask in each forward pass."""
 
+    bias: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("bias", torch.zeros(5, 5))
