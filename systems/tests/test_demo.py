@@ -157,7 +157,7 @@ BEFORE = {
     ),
     "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT817\] .* are bfloat16 .*", r"latentdlm.config.yaml:\d+"),
     "radiodiff min_lr_factor": (r"`nantrap doctor`: low\[NT808\] .* learning rate.*", r"radiodiff.parts.py:\d+"),
-    "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255", r"batch-003-0.pt"),
+    "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255: 0, 1", r"batch-003-0.pt"),
 }
 """What is reported, and where."""
 

@@ -69,6 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text("trainer: {lr: 0.5, optimizer: adamw, mixed_precision: fp16}\n")
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "broken_for_preflight.py").write_text(SCRIPT)  # no other test has imported a module of this name
     monkeypatch.syspath_prepend(str(tmp_path))
     array = np.ones((40, 4), dtype=np.float32)
     array[3, 1] = np.nan
@@ -100,7 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nantrap.report/1", ["report", "run/incidents/000007-r0", "--json"]),
         ("nantrap.plot/1", ["plot", "run", "--json"]),
         ("nantrap.summary/1", ["run", "--json", "--quiet", "train.py"]),
-        ("nantrap.preflight/1", ["preflight", "train:broken", "--json", "--no-ranks"]),
+        ("nantrap.preflight/1", ["preflight", "broken_for_preflight:broken", "--json", "--no-ranks"]),
         ("nantrap.selftest/1", ["selftest", "--device", "cpu", "--json", "--only", "flags", "late values"]),
         ("nantrap.explain/1", ["explain", "NT203", "--json"]),
         ("nantrap.explain/1", ["explain", "NT851", "--json"]),

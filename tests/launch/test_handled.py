@@ -875,7 +875,7 @@ class Refusing(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, values: Tensor) -> Tensor:
-        return torch.distributions.Normal(self.inner(values), 1.0).rsample()
+        return torch.distributions.Normal(self.inner(values), 1.0, validate_args=True).rsample()
 
 
 class Encoded(nn.Module):

@@ -370,8 +370,9 @@ class Case:
         from 1e-8 to 1e-2. Only what is above 1 counts there.
         """
         losses = [record.loss for record in self.run.history.applied()[-RECENT:]]
-        if self.phase == "optimizer" and self.incident.loss is not None and math.isfinite(self.incident.loss):
-            losses.append(self.incident.loss)  # the step was good until its update
+        last = self.incident.loss
+        if self.phase == "optimizer" and not self.failure.evaluated and last is not None and math.isfinite(last):
+            losses.append(last)  # the step was good until its update
         least = 1.0 if min(losses, default=0.0) < 0 else 0.0
         return _growth([max(abs(loss), least) for loss in losses])
 

@@ -352,7 +352,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("division by zero", "a layer norm without an eps"): (
         "not tried: an eps in the denominator",
-        "1 of 6 places, made by aten.std",
+        "1 of 6 places (row 1), made by aten.std",
     ),
     ("a hand-written backward divides by zero", "division by zero"): (
         "in the backward of AbsBackward, written by hand",

@@ -69,7 +69,7 @@ def scaled(bad):
         if bad and RANK == 1 and step == 2:
             loss = loss + torch.sqrt(inner[2].bias * 0.0).sum()
         if bad and RANK == 1 and step == 3:
-            loss = loss + inner[2].bias.sum() * 1e34
+            loss = loss + inner[2].bias.sum() * 2e34
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
