@@ -369,3 +369,16 @@ def test_another_programs_manifest_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(nantrap.UsageError, match="is not a manifest of nantrap"):
         CheckpointStore(tmp_path).save(step=1, model=nn.Linear(1, 1))
     assert (tmp_path / "manifest.json").read_text() == '{"name": "web app"}'
+
+
+def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
+    """Programs set it once for all (`torch.set_default_device("cuda")`); what a file holds is read on the host."""
+    store = CheckpointStore(tmp_path)
+    run = make_run()
+    run.train(3)
+    store.save(step=3, **run.parts)
+    other = make_run(seed=5)
+    with torch.device("meta"):
+        assert store.load(**other.parts).step == 3
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name

@@ -95,7 +95,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     def whole(extent: Extent) -> Iterator[memoryview]:
         stored = extent.tensors[0]
-        tensors[extent.label] = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype.name))
+        dtype = getattr(torch, stored.dtype.name)
+        tensors[extent.label] = torch.empty(stored.shape, dtype=dtype, device="cpu")
         yield _bytes_of(tensors[extent.label])
 
     described = _verified(path, whole)
@@ -193,6 +194,6 @@ def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
     data: Any = flat.numpy()
     return memoryview(data)

@@ -225,7 +225,7 @@ def _example_batch(model: nn.Module, name: str) -> tuple[Any, str]:
     made = _random_inputs(model)
     if made is None:
         raise UsageError(f"{name}: no input can be guessed for this module; return a dict with model, batch and loss")
-    return made, "random inputs of the first layer's size"
+    return made.to(next(model.parameters()).device), "random inputs of the first layer's size"
 
 
 def _random_inputs(model: nn.Module) -> Tensor | None:
@@ -233,16 +233,16 @@ def _random_inputs(model: nn.Module) -> Tensor | None:
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            return torch.randn(8, module.in_features, generator=generator)
+            return torch.randn(8, module.in_features, generator=generator, device=generator.device)
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             rank = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[type(module)]
-            return torch.randn(8, module.in_channels, *(32,) * rank, generator=generator)
+            return torch.randn(8, module.in_channels, *(32,) * rank, generator=generator, device=generator.device)
         if isinstance(module, nn.Embedding):
-            return torch.randint(0, module.num_embeddings, (8, 16), generator=generator)
+            return torch.randint(0, module.num_embeddings, (8, 16), generator=generator, device=generator.device)
         if isinstance(module, nn.RNNBase):
-            return torch.randn(8, 16, module.input_size, generator=generator)
+            return torch.randn(8, 16, module.input_size, generator=generator, device=generator.device)
         if isinstance(module, nn.TransformerEncoderLayer):
-            return torch.randn(8, 16, module.self_attn.embed_dim, generator=generator)
+            return torch.randn(8, 16, module.self_attn.embed_dim, generator=generator, device=generator.device)
     return None
 
 
