@@ -207,6 +207,54 @@ def test_a_micro_batch_of_a_step_that_is_read_late(loss: Any, place: int) -> Non
     assert guard.tally.applied == len(first) + len(rest) - 1
 
 
+class Logarithm(nn.Module):
+    """NaN for a sample that is negative in its first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * torch.log(x[:, :1])
+
+
+def call_each(model: nn.Module, inputs: list[Tensor]) -> None:
+    with torch.no_grad():
+        for each in inputs:
+            model(each)
+
+
+def clean_each(model: nn.Module, inputs: list[Tensor]) -> None:
+    """The program expects NaN, and replaces it."""
+    with torch.no_grad():
+        for each in inputs:
+            given = model(each)
+            given.nan_to_num()
+
+
+@pytest.mark.parametrize("evaluate", [call_each, clean_each])
+def test_a_bad_evaluation(
+    evaluate: Callable[[nn.Module, list[Tensor]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the first calls sixteen are read together; after a bad value each is read, and the next is explained."""
+    model = Logarithm().to("sim")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    good = [torch.rand(5, 4).add(0.1).to("sim") for _ in range(16)]
+    bad = [each.clone() for each in good]
+    bad[3][2, 0] = -1.0
+    expected = evaluate is call_each
+    with nantrap.Guard(model, optimizer, policy=Policy(diagnosis=UNHURRIED)) as guard:
+        evaluate(model, good[:8])
+        with counted() as seen:
+            evaluate(model, bad)
+        assert seen[0].blocking_reads == 1
+        assert not guard.tally.evaluations
+        evaluate(model, bad)
+    assert dict(guard.tally.evaluations) == ({"domain_error": 1} if expected else {})
+    line = "evaluation: one of the calls 9 to 24 of the model gave a value that is not finite; the next 64 calls are"
+    assert (line in capsys.readouterr().err) is expected
+
+
 def test_steps_that_must_be_known_are_read_at_once() -> None:
     """After a bad step each step is read before its update, until one is applied."""
     run = run_on_device()

@@ -2,8 +2,9 @@
 
 It belongs to no step, nothing is prevented, and the run goes on with what the model gave. Each call costs references
 to its arguments, the random streams and one sum over the output, which is read at once where there is no device to
-wait for; on a device the sums are added up and read now and then. Not everything that is not finite is bad: -Inf is
-mostly a mask; what the program writes itself (a constant) is meant; NaN that the program handles is expected.
+wait for; on a device the first sums are read, and later ones are added up and read now and then. Not everything that
+is not finite is bad: -Inf is mostly a mask; what the program writes itself (a constant) is meant; NaN that the
+program handles is expected.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ _STEP = re.compile(r"\bthe step\b")
 _NOT_OF_VALUES = (MemoryError, torch.OutOfMemoryError, NantrapError, TypeError, NameError, AttributeError)
 """What no value of a tensor leads to."""
 _READ_EVERY = 16
-"""On a device: so many calls are read at once."""
+"""On a device: so many calls are read together."""
+_READ_FIRST = 8
+_READ_ALONE = 64
+"""On a device: the first calls are read one by one, and so many after a bad value: the next bad one is run again."""
 
 
 class Evaluations:
@@ -88,6 +92,8 @@ class Evaluations:
         self._on_device: Tensor | None = None
         self._unread = 0
         self._first_unread = 0
+        self._handled_there = ""
+        self._alone = _READ_FIRST
 
     @property
     def is_running(self) -> bool:
@@ -115,10 +121,14 @@ class Evaluations:
         flag = flag_of(output)
         if flag is None:
             return
-        if not flag.is_cpu:
+        if not (flag.is_cpu or self._alone):
             self._add(flag)
-        elif not math.isfinite(finite.value_of(flag)) and (bad := bad_output(output)) is not None:
+            self._held = ()
+            return
+        self._alone = max(0, self._alone - 1)
+        if not math.isfinite(finite.value_of(flag)) and (bad := bad_output(output)) is not None:
             self._last = None  # what follows from this value is known
+            self._alone = _READ_ALONE
             self._note(call, bad, self._held)
         self._held = ()
 
@@ -180,7 +190,8 @@ class Evaluations:
 
     def _add(self, flag: Tensor) -> None:
         """Add a flag to those that were not read yet."""
-        self._first_unread = self._first_unread if self._unread else self.calls
+        if not self._unread:
+            self._first_unread, self._handled_there = self.calls, handled_where()
         self._on_device = flag if self._on_device is None else self._on_device + flag
         self._unread += 1
         if self._unread >= _READ_EVERY:
@@ -198,13 +209,20 @@ class Evaluations:
                 self._report_some(self._first_unread, number)
 
     def _report_some(self, first: int, number: int) -> None:
-        """One of some calls on a device gave a bad value: which one is not known any more."""
-        session = None if self._call is None else self._session(self._call.module)  # type: ignore[arg-type]
-        if session is not None:
-            session.recorder.say(
-                f"{self._during}: one of the calls {first:,} to {first + number - 1:,} of the model gave a value that "
-                "is not finite"
-            )
+        """Some calls on a device gave a bad value: which ones is not known any more."""
+        if self._handled_there:
+            self.handled[self._handled_there] += 1
+            return
+        module = None if self._last is None else self._last()
+        session = None if module is None else self._session(module)
+        if session is None:
+            return
+        self._alone = _READ_ALONE
+        calls = f"call {first:,}" if number == 1 else f"one of the calls {first:,} to {first + number - 1:,}"
+        session.recorder.say(
+            f"{self._during}: {calls} of the model gave a value that is not finite; the next {_READ_ALONE} calls are "
+            "read one by one"
+        )
 
     # ---- a bad call
 
