@@ -115,6 +115,7 @@ class Evaluations:
         if call is None or call.module is not module:
             return
         self._call = None
+        held, self._held = self._held, ()
         self._last = weakref.ref(module)
         call.running = False
         self.calls += 1
@@ -123,14 +124,12 @@ class Evaluations:
             return
         if not (flag.is_cpu or self._alone):
             self._add(flag)
-            self._held = ()
             return
         self._alone = max(0, self._alone - 1)
         if not math.isfinite(finite.value_of(flag)) and (bad := bad_output(output)) is not None:
             self._last = None  # what follows from this value is known
             self._alone = _READ_ALONE
-            self._note(call, bad, self._held)
-        self._held = ()
+            self._note(call, bad, held)
 
     def explain(self, error: BaseException) -> Incident | None:
         """An exception ended the call that is being made: report the non-finite value that led to it, if one did."""

@@ -151,8 +151,6 @@ def _one_sample(case: Case) -> bool:
 @rule("domain_error", made="nan")
 def domain_error(case: Case) -> Claim | None:
     """A function was given an argument for which it is not defined."""
-    if case.op in ("native_batch_norm", "_native_batch_norm_legit_no_training"):
-        return _negative_variance(case)
     if case.capture is None or not case.inputs or case.output is None:
         return None
     in_update = case.phase == "optimizer"
@@ -192,9 +190,10 @@ def _shown(value: Tensor) -> str:
     return f"{number:.9g}" if 0 < abs(abs(number) - 1) < 1e-3 else f"{number:.4g}"
 
 
-def _negative_variance(case: Case) -> Claim | None:
+@rule("domain_error", ops=("native_batch_norm", "_native_batch_norm_legit_no_training"), made="nan")
+def negative_variance(case: Case) -> Claim | None:
     """A normalisation takes the root of a running variance that is negative."""
-    if case.capture is None or case.made != "nan" or len(case.inputs) < 3 or case.inputs[-1].dim() != 1:
+    if case.capture is None or len(case.inputs) < 3 or case.inputs[-1].dim() != 1:
         return None
     variance, eps = case.inputs[-1], case.capture.op.scalars[-1] if case.capture.op.scalars else 0.0
     negative = variance + eps < 0

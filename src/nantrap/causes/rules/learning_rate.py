@@ -233,7 +233,7 @@ def _thrown_beside(case: Case) -> Claim | None:
             (f"since step {other.step:,} of that network its updates moved the weights by {far:.3g} times their size",),
             trial=trial,
             shows="" if trial is None else f"with {trial.change} the step is finite",
-            help=_gentler(case, f"lower that learning rate (for example to {min(other.rate / 100, _USUAL_RATE):.3g})"),
+            help=_gentler(case, f"lower that learning rate{_for_example(other.rate)}"),
             contests=True,
         )
     return None

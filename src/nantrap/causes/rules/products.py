@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 @rule("zero_times_inf")
 def zero_times_inf(case: Case) -> Claim | None:
-    """Zero times infinity, or infinity minus infinity, gave NaN."""
+    """Zero times infinity gave NaN."""
     if _reached_the_loss_as_it_was(case):
         return _constant_in_loss(case)
-    if _subtracts_inf(case):
-        return _difference(case)
     if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
         return None
     found = _terms_of_zero_and_inf(case)
@@ -39,31 +37,15 @@ def zero_times_inf(case: Case) -> Claim | None:
     )
 
 
-def _reached_the_loss_as_it_was(case: Case) -> bool:
-    """Whether an Inf of a mask reached the loss, and no operation made a bad value."""
-    return (
-        case.phase == "forward"
-        and case.capture is None
-        and case.external is None
-        and "the loss" in case.location.sinks
-        and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
-        and case.bad_number is None
-        and _only_masks_came_in(case)
-        and _an_inf_came_in(case)
-    )
-
-
-def _subtracts_inf(case: Case) -> bool:
-    """Whether the guilty operation takes an Inf from an Inf of the same sign at each bad place."""
-    if case.made != "nan" or case.output is None or case.op not in ("sub", "rsub", "add") or len(case.inputs) != 2:
-        return False
+@rule("zero_times_inf", ops=("sub", "rsub", "add"), made="nan")
+def inf_minus_inf(case: Case) -> Claim | None:
+    """Infinity minus infinity gave NaN, in a forward pass or inside a derivative."""
+    if case.output is None or len(case.inputs) != 2:
+        return None
     bad = case.output.isnan()
     a, b = (each.expand_as(bad)[bad] for each in case.inputs)
-    return bool((a.isinf() & (b == (-a if case.op == "add" else a))).all())
-
-
-def _difference(case: Case) -> Claim | None:
-    """Infinity minus infinity, in a forward pass or inside a derivative."""
+    if not bool((a.isinf() & (b == (-a if case.op == "add" else a))).all()):
+        return None
     if case.phase == "forward" and _no_operation_made_one(case) and case.bad_model_inputs():
         return None
     own = case.phase == "backward" and (case.node.removesuffix("Backward0").lower() or "an operation")
@@ -78,6 +60,20 @@ def _difference(case: Case) -> Claim | None:
         ),
         help="mark what is left out with a large finite number instead of Inf (-1e9, or -1e4 in float16), or leave "
         "those places out of both operands before the operation: a torch.where after it repairs no gradient",
+    )
+
+
+def _reached_the_loss_as_it_was(case: Case) -> bool:
+    """Whether an Inf of a mask reached the loss, and no operation made a bad value."""
+    return (
+        case.phase == "forward"
+        and case.capture is None
+        and case.external is None
+        and "the loss" in case.location.sinks
+        and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
+        and case.bad_number is None
+        and _only_masks_came_in(case)
+        and _an_inf_came_in(case)
     )
 
 
