@@ -117,11 +117,11 @@ def run(case, trace_step=None):
             grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             if tracer:
                 tracer.phase = "optimizer"
-            norm = torch.nn.utils.get_total_norm(list(grads.values()))
+            norm = torch.nn.utils.get_total_norm(list(grads.values())) if takes_norm else torch.zeros(())
             optimizer.step()
         bad = [] if torch.isfinite(loss) else ["loss"]
         bad_grads = [f"grad {n}" for n, g in grads.items() if has_bad(g)]
-        bad += bad_grads or (["norm"] if takes_norm and not torch.isfinite(norm) else [])
+        bad += bad_grads or ([] if torch.isfinite(norm) else ["norm"])
         for n, t in state_of(case).items():
             new = ~torch.isfinite(t)
             if n in born_bad and not declared and new.shape == born_bad[n].shape:
@@ -211,7 +211,8 @@ def main():
         try:
             wrong, seen = check(path, args.v)
         except Exception as error:
-            wrong, seen = [f"{type(error).__name__}: {error}"], ""
+            said = str(error).partition("\n")[0]  # PyTorch adds where each kernel is, with the folders of the machine
+            wrong, seen = [f"{type(error).__name__}: {said}"], ""
             if args.v:
                 traceback.print_exc()
         found[path.stem] = "; ".join(wrong)
