@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -291,9 +293,19 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     assert "✓ always" in text
 
 
+def test_discs_of_causes_that_begin_together_do_not_cover_each_other(tmp_path: Path) -> None:
+    bad = {5: "softmax_fully_masked_row", 6: "fp16_forward_overflow", 7: "log_of_zero"}
+    lines = [skipped(step, bad[step]) if step in bad else line(step) for step in range(300)]
+    page = run_page(view_run(record.open_run(write_run(tmp_path / "exp", lines))))
+    heights = [float(y) for y in re.findall(r'<circle cx="[\d.]+%" cy="([\d.]+)" r="8.5"', page)]
+    assert len(heights) == 3
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 2 * 8.5
+
+
 def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path: Path) -> None:
     steps = 50_000
-    lines = [line(step, 900.0 if step == 31_234 else 1.0 + step % 7 / 10) for step in range(steps)]
+    usual = [1.0 + step % 7 / 10 + 2000 * math.exp(-step / 3000) for step in range(steps)]  # higher at the beginning
+    lines = [line(step, 900.0 if step == 31_234 else usual[step]) for step in range(steps)]
     page = run_page(view_run(record.open_run(write_run(tmp_path / "long", lines))))
     assert len(page.encode()) < 400_000
     assert "▲ 900 at step 31,234" in Checked(page).text

@@ -159,8 +159,10 @@ def _loss(view: RunView, span: Range) -> Markup:
             if math.isfinite(held_out.value[i]):
                 over += diamond(int(held_out.step[i]), float(held_out.value[i]), span, scale)
     over += _spike_flag(column, found, span, scale)
-    for group in view.groups[:_DISCS]:
-        over += numbered(group.steps[0], span, 12, str(group.number))
+    places = [span.percent(group.steps[0]) for group in view.groups[:_DISCS]]
+    for i, group in enumerate(view.groups[:_DISCS]):  # one that would cover another stands below it
+        row = sum(abs(places[i] - place) < 4 for place in places[:i])
+        over += numbered(group.steps[0], span, 12 + 19 * row, str(group.number))
     caption = (_KEY if found.width > 1 else Markup("")) + (_HELD_KEY if marks else Markup(""))
     caption += (_SKIP_KEY if view.skipped_steps else Markup("")) + note(_axis_text(scale))
     return chart(
@@ -177,21 +179,19 @@ def _loss(view: RunView, span: Range) -> Markup:
 
 
 def _spike_flag(column: Column, found: Envelope, span: Range, scale: Scale) -> Markup:
-    """The largest value in words, where it stands out."""
+    """The value that stands out most among those around it, in words."""
     finite = np.isfinite(column.value)
     if finite.sum() < 20:
         return Markup("")
-    at = int(np.argmax(np.where(finite, column.value, -np.inf)))
-    largest, middle = float(column.value[at]), float(np.median(column.value[finite]))
-    near = float(
-        np.nanmedian(found.high[max(0, int(span.percent(int(column.step[at])) / 100 * len(found)) - 6) :][:13])
-    )
-    if not (largest > 3 * abs(middle) and largest > 3 * abs(near)):
+    middle = abs(float(np.median(column.value[finite])))
+    high = found.high
+    near = {i: abs(float(np.nanmedian(high[max(0, i - 6) : i + 7]))) for i in np.flatnonzero(high > 3 * middle)}
+    if not (steep := {i: float(high[i]) / usual for i, usual in near.items() if high[i] > 3 * usual > 0}):
         return Markup("")
-    text = f"▲ {value(largest, 3)} at step {int(column.step[at]):,}"
-    return flag(
-        int(column.step[at]), span, max(34.0, scale(largest) + 4), text, tone="warn", short=f"▲ {value(largest, 3)}"
-    )
+    largest = float(high[max(steep, key=steep.__getitem__)])
+    step = int(column.step[np.argmax(column.value == largest)])
+    short = f"▲ {value(largest, 3)}"
+    return flag(step, span, max(34.0, scale(largest) + 4), f"{short} at step {step:,}", tone="warn", short=short)
 
 
 def _zoom(view: RunView) -> Markup:
