@@ -49,6 +49,14 @@ def test_a_summary_says_what_the_list_shows(tmp_path: Path) -> None:
     assert json.dumps(summary.to_dict(), allow_nan=False)
 
 
+def test_of_runs_in_one_state_the_one_with_the_fewest_applied_steps_is_first(tmp_path: Path) -> None:
+    for name, bad in (("a", {30}), ("b", {10, 20, 30}), ("c", set())):
+        write_run(tmp_path / name, [skipped(step) if step in bad else line(step) for step in range(100)])
+    assert [(s.name, s.state.word) for s in opened(tmp_path).summaries()] == [
+        ("b", "incidents"), ("a", "incidents"), ("c", "healthy")
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
     [

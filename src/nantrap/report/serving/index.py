@@ -146,7 +146,8 @@ class Index:
         return next((folder for folder in incident_folders(place.path) if folder.name == name), None)
 
     def summaries(self, *, seconds: float = math.inf) -> list[Summary]:
-        """Every run, the ones that need attention first. Only files that changed are read.
+        """Every run, the ones that need attention first, and of these the one with the fewest applied steps. Only files
+        that changed are read.
 
         Args:
             seconds: stop reading after this time; runs that were not reached are missing, and come with a later call.
@@ -158,7 +159,7 @@ class Index:
                 summary = self.summary(ident, now=now)
                 if summary is not None:
                     found.append(summary)
-        return sorted(found, key=lambda s: (s.state.rank, s.name))
+        return sorted(found, key=lambda s: (s.state.rank, s.recent_applied / max(1, s.recent), s.name))
 
     @property
     def unread(self) -> int:
