@@ -52,7 +52,7 @@ def _run(root: Path, *arguments: str) -> str:
 def test_explain_prints_the_page(copy: Path) -> None:
     said = _run(copy, "-m", "nantrap", "explain", "lgamma-at-pole")
     assert said.startswith("NT209 lgamma_at_pole: Lgamma of 0 or of a negative integer is infinite\n")
-    assert "Fix:\n    Add the one that the factorial needs:\n\n        - torch.lgamma(counts)\n" in said
+    assert "Fix:\n    Add the 1 that the factorial needs:\n\n        - torch.lgamma(counts)\n" in said
     assert "NT209  lgamma_at_pole" in _run(copy, "-m", "nantrap", "explain")
 
 
