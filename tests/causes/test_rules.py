@@ -402,12 +402,12 @@ model.register_buffer("codes", torch.eye(4, 3))
 model.register_buffer("running_mean", torch.zeros(3))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 batches = [torch.randn(8, 4) for _ in range(4)]
-seen = []
+numbers = iter(range(4))
 
 def loss_fn(x):
-    seen.append(1)  # a side effect: the loss is not computed again
+    number = next(numbers)  # a side effect: the loss is not computed again
     z = model["dec"](model["enc"](x))
-    if len(seen) == 3:
+    if number == 2:
         with torch.no_grad():
             model.NAME.copy_(model.NAME / 0.0)
     return z.square().mean()

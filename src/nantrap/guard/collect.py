@@ -48,7 +48,7 @@ from nantrap.locate.source import is_user_code
 from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
 from nantrap.locate.twoline.autopsy import examine
 from nantrap.locate.twoline.caller import keep_leaves
-from nantrap.locate.wrapping import arguments_by_name, callable_parts
+from nantrap.locate.wrapping import arguments_by_name, callable_parts, is_container
 
 _parameters_of = itemgetter("params")
 _INPUTS_KEPT = 8
@@ -110,6 +110,8 @@ class Collector:
         weakref.finalize(self, session.armed.stop)  # a step that ended with an exception leaves its trace running
         keep_probes_for(self)
         self._watch(model)
+        if is_container(model):
+            self._watch_parts()
         for _, module in session.protected.members.also:
             self.watch_beside(module)
         if not isinstance(session.protected.root, ScriptModule):
@@ -148,9 +150,7 @@ class Collector:
         while each is not None:
             each.frames, each = (), each.previous
         if call is None and not self._parts_watched:  # the model's parts are called, not the model
-            self._parts_watched = True
-            for part in callable_parts(self.session.protected.root):
-                self._watch(part)
+            self._watch_parts()
         return call
 
     def note_precision(self) -> None:
@@ -357,6 +357,12 @@ class Collector:
             clear_probes()
         if self.session.armed.on:
             self.session.armed.start()
+
+    def _watch_parts(self) -> None:
+        """The model's parts are called instead of the model."""
+        self._parts_watched = True
+        for part in callable_parts(self.session.protected.root):
+            self._watch(part)
 
     def _watch(self, module: nn.Module) -> None:
         if isinstance(module, ScriptModule):

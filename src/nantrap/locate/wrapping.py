@@ -54,10 +54,15 @@ def is_entry(module: nn.Module) -> bool:
     return "_orig_mod" in own or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def is_container(module: nn.Module) -> bool:
+    """Whether a module only holds others: it has no `forward`, so it is never called itself."""
+    return type(module).forward is nn.Module.forward
+
+
 def callable_parts(root: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules below the root that can be called: containers without a forward are searched inside."""
+    """The outermost modules below the root that can be called: containers are searched inside."""
     for child in root.children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or type(child) is nn.Module:
+        if is_container(child):
             yield from callable_parts(child)
         else:
             yield child

@@ -23,7 +23,8 @@ def incident_of(form: str, weight: float = math.nan, *, taken_out: bool) -> Inci
         if taken_out:
             spread = x.mean(1).std().item() if step == 2 else 1.0
             return error / spread
-        return error * weights[step]
+        weighted = x.abs().mean() * weights[step]
+        return error * weighted.reshape(1).mean()  # what reads the bad value next is innocent
 
     batches = [torch.randn(6, 4), torch.randn(6, 4), torch.randn(1 if taken_out else 6, 4)]
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True) as guard:

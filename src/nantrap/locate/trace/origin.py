@@ -185,8 +185,9 @@ def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -
     one that reduced it into the loss, or the first operation that read it.
     """
     chain = trace.bad_ancestors(tensor)
-    masks = all(e.mask for e in trace.externals.values() if e.kind == "constant")
-    reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" and masks else []
+    constants = [e for e in trace.externals.values() if e.kind == "constant"]  # none: a plain number was bad
+    masks = kind == "value" and bool(constants) and all(e.mask for e in constants)
+    reductions = [op for op in chain if op.name in _REDUCTIONS] if masks else []
     guilty = reductions or chain
     origin = guilty[0].index if guilty else None
     return Replay(trace, origin=origin, sinks=(name,), failed=True)

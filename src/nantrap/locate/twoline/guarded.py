@@ -8,11 +8,12 @@ and line numbers, and every call in it is checked before it is made:
 -   functions of the user's are compiled in the same way, and so are the `forward` methods of modules outside the model;
 -   the model itself is called as it was called;
 -   printing, logging by Lightning, metrics, and growing a list that existed before are left out;
--   everything else (an attribute that is written, an iterator that is advanced, a file, an unknown library) ends the
-    attempt with `NotRepeatable`, and nothing has happened.
+-   a number that an object keeps may be assigned (a counter of steps): it is restored after the run;
+-   everything else (any other attribute that is written, an iterator that is advanced, a file, an unknown library) ends
+    the attempt with `NotRepeatable`, and nothing has happened.
 
-An in-place write is allowed only into memory that was made during the same run (`_OnlyFresh`). A loss module with
-buffers gets copies of them for the run.
+An in-place write is allowed only into memory that was made during the same run, and into what is restored after it
+(`_OnlyFresh`). A loss module with buffers gets copies of them for the run.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ import collections
 import contextlib
 import functools
 import inspect
+import math
 import operator
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nantrap.finite import size_in_bytes
-from nantrap.locate.python_private import PYTHON_GENERATOR
+from nantrap.locate.python_private import CACHED, PYTHON_GENERATOR
 from nantrap.locate.source import is_user_code
 from nantrap.locate.torch_private import DispatchMode, schema_of
 from nantrap.locate.trace.storage import Memory, tensors_in
@@ -40,7 +42,7 @@ from nantrap.locate.twoline.rewriting import (
     CALL,
     CONTEXT,
     NEW,
-    REFUSE,
+    OWNER,
     WRITABLE,
     NotRepeatable,
     compiled_again,
@@ -60,6 +62,8 @@ _IMPURE_TORCH = (
     "torch.optim", "torch.distributed", "torch.utils.data", "torch.utils.tensorboard", "torch.nn.init", "torch.random",
     "torch.serialization", "torch.hub", "torch.onnx", "torch.jit", "torch.multiprocessing", "torch.profiler",
 )  # fmt: skip
+_PURE_CONTEXTS = ("torch", "contextlib", "warnings", "numpy")
+_CONTEXT_DECORATORS = ("torch.utils._contextlib", "torch.amp.autocast_mode")
 _TRANSFORMS = ("torch._functorch.", "torch.func")
 _IMPURE_NAMES = frozenset(
     {"backward", "save", "load", "manual_seed", "seed", "register_hook", "register_backward_hook",
@@ -75,21 +79,43 @@ _GROWING = frozenset({"append", "extend", "insert", "add", "update", "setdefault
 _MOST_BUFFER_BYTES = 64 * 2**20
 
 
+class KeptNumber(NamedTuple):
+    """A number that an object keeps in an attribute."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
 class Guarded:
     """Runs code of the user's again. Holds what was made during the run, and what has to be restored after it.
 
     Args:
         root: the model.
         call_model: calls the model, or a part of it, as the step did.
+        restored: what the code may write, because it is restored afterwards.
+        numbers: what objects of the program kept when the step began, if it is not what they keep now.
     """
 
-    def __init__(self, root: nn.Module, call_model: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        call_model: Callable[..., Any],
+        *,
+        restored: Iterable[Tensor] = (),
+        numbers: Sequence[KeptNumber] = (),
+    ) -> None:
         self._parts = {id(module) for module in root.modules()}
         self._call_model = call_model
         self._functions: dict[types.FunctionType, Callable[..., Any]] = {}
         self._made: dict[int, Any] = {}
         self._buffers: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}
-        self._fresh = _OnlyFresh()
+        self._fresh = _OnlyFresh(restored)
+        self._numbers = numbers
+        self._assigned: dict[tuple[int, str], KeptNumber] = {}
+        self.before: list[KeptNumber] = []
+        """Of the numbers that the last run left otherwise than it found them: what they were before the step, if each
+        run changes them by as much."""
 
     def copied(self, value: Any) -> Any:
         """A dictionary that the code may change: `inputs.pop("labels")`. Other values as they are."""
@@ -99,9 +125,19 @@ class Guarded:
         """Execute compiled statements with these names, and return all names afterwards."""
         names = {**names, **self._helpers()}
         try:
+            for number in self._numbers:
+                setattr(self._owner(number.owner, number.name), number.name, number.value)
             with self._fresh:
                 exec(code, names)
         finally:
+            self.before.clear()
+            for owner, name, found in self._assigned.values():
+                left = vars(owner)[name]
+                left = left if isinstance(left, (int, float)) else math.nan
+                if left != found:
+                    self.before.append(KeptNumber(owner, name, found - (left - found)))
+                vars(owner)[name] = found
+            self._assigned.clear()
             self._made.clear()
             for (_, name), (module, buffer) in self._buffers.items():
                 setattr(module, name, buffer)
@@ -116,7 +152,7 @@ class Guarded:
             WRITABLE: self._writable,
             CONTEXT: _context,
             AUGMENTED: self._augmented,
-            REFUSE: _refuse,
+            OWNER: self._owner,
         }
 
     # ---- what the compiled code calls
@@ -136,6 +172,8 @@ class Guarded:
         inner = function.__func__ if isinstance(function, types.MethodType) else function
         if self._is_left_out(function, name, owner) or _only_logs(inner, name):
             return None
+        if isinstance(inner, CACHED):  # what it would give is computed again
+            return self._call(inner.__wrapped__, *(() if inner is function else (owner,)), *args, **kwargs)
         if _is_users(inner):
             guarded = self.guard(inner)
             return guarded(owner, *args, **kwargs) if inner is not function else guarded(*args, **kwargs)
@@ -206,6 +244,19 @@ class Guarded:
             return value
         return {} if isinstance(value, dict) else _refuse(value)
 
+    def _owner(self, value: Any, name: str) -> Any:
+        """What an attribute is assigned to: a module with such a buffer, or an object that keeps a number there."""
+        if isinstance(value, nn.Module) and name in dict(value.named_buffers(recurse=False)):
+            if id(value) not in self._parts:  # those of the model are restored after the step
+                self._keep_buffers(value)
+            return value
+        kept = getattr(value, "__dict__", {}).get(name)
+        is_number = isinstance(kept, (int, float)) and not isinstance(kept, bool) and math.isfinite(kept)
+        if not is_number or isinstance(value, (Tensor, type, types.ModuleType)) or hasattr(type(value), name):
+            return _refuse(value)
+        self._assigned.setdefault((id(value), name), KeptNumber(value, name, kept))
+        return value
+
     def _augmented(self, operation: str, target: Any, value: Any) -> Any:
         in_place = isinstance(target, Tensor) or id(target) in self._made
         name = f"i{operation.rstrip('_')}" if in_place else operation
@@ -218,17 +269,24 @@ class Guarded:
         if CALL in function.__globals__:
             return function
         if function not in self._functions:
-            self._functions[function] = compiled_again(function, self._helpers())
+            if _is_around_users(function):  # the same function of torch's, around the guarded one
+                closure = tuple(
+                    types.CellType(self._argument(cell.cell_contents)) for cell in function.__closure__ or ()
+                )
+                guarded = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+                self._functions[function] = guarded
+            else:
+                self._functions[function] = compiled_again(function, self._helpers())
         return self._functions[function]
 
 
 class _OnlyFresh(DispatchMode):
-    """Allows writes only into memory that was made while it is active."""
+    """Allows writes only into memory that was made while it is active, and into that of some tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, restored: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._memory = Memory()
-        self._made: set[int] = set()
+        self._made = set(map(self._memory.key, restored))
         self._rests = 0
 
     def made(self, tensor: Tensor) -> bool:
@@ -276,7 +334,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _context(manager: T) -> T:
-    if (type(manager).__module__ or "").partition(".")[0] not in ("torch", "contextlib", "warnings"):
+    if (type(manager).__module__ or "").partition(".")[0] not in _PURE_CONTEXTS:
         raise NotRepeatable(f"the context {type(manager).__name__}")
     return manager
 
@@ -297,10 +355,19 @@ def _package(thing: Any) -> str:
 
 
 def _is_users(function: Any) -> TypeGuard[types.FunctionType]:
-    """Whether this is a function of the user's: not of torch, nor of one of the libraries whose functions are pure."""
-    if not isinstance(function, types.FunctionType) or not is_user_code(function.__code__):
+    """Whether this is a function of the user's, also under `torch.no_grad()` and the like as decorators: not of torch,
+    nor of one of the libraries whose functions are pure."""
+    if not isinstance(function, types.FunctionType):
         return False
+    if not is_user_code(function.__code__):
+        return _is_around_users(function)
     return _package(function) not in _PURE_LIBRARIES
+
+
+def _is_around_users(function: types.FunctionType) -> bool:
+    """Whether this is what a context of torch's made of a function of the user's, as a decorator."""
+    made_there = function.__globals__.get("__name__") in _CONTEXT_DECORATORS
+    return made_there and _is_users(getattr(function, "__wrapped__", None))
 
 
 def _grows(function: Any, name: str, owner: Any) -> bool:

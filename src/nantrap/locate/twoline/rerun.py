@@ -37,7 +37,7 @@ from nantrap.locate.twoline.caller import (
     taken_by_loop,
     target_of_loop,
 )
-from nantrap.locate.twoline.guarded import Guarded
+from nantrap.locate.twoline.guarded import Guarded, KeptNumber
 from nantrap.locate.twoline.rewriting import NotRepeatable, body_of, compiled, guarded_tree
 from nantrap.locate.twoline.same_loss import applied_after, ends_of, same_inputs, same_value
 from nantrap.locate.twoline.slicing import bad_data, depended_on, holds_tensors
@@ -407,6 +407,8 @@ class _Rerun:
         self._begin = begin
         self._called = 0
         self._checks_streams = True
+        self._numbers: Sequence[KeptNumber] = ()
+        self._before: list[KeptNumber] = []
 
     def verified(self) -> Again | None:
         """The way to compute it again, if it gives the loss of the failed step."""
@@ -414,7 +416,11 @@ class _Rerun:
         batch = names[chosen[0]] if len(chosen) == 1 else {name: names[name] for name in chosen} if chosen else ()
         way = Again(self.forward, batch, self._begin, self._part.lines)
         try:
-            return _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
+            found = _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
+            if self._before:  # the step counted further: it began with smaller numbers, if they end as they were found
+                self._numbers = tuple(self._before)
+                found = _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
+            return None if self._before else found
         finally:
             self._checks_streams = False
 
@@ -427,7 +433,10 @@ class _Rerun:
             names[chosen[0]] = batch
         elif chosen:
             names.update(batch)
-        guarded = Guarded(self._failed.root, self._call_model)
+        root = self._failed.root
+        restored = (*root.parameters(), *root.buffers())
+        guarded = Guarded(root, self._call_model, restored=restored, numbers=self._numbers)
+        self._before = guarded.before
         if self._part.in_result:
             names["batch"] = guarded.copied(names["batch"])
         try:

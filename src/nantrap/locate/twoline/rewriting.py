@@ -15,8 +15,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-CALL, NEW, WRITABLE, CONTEXT, AUGMENTED, REFUSE = (
-    f"__nantrap_{name}__" for name in ("call", "new", "writable", "context", "augmented", "refuse")
+CALL, NEW, WRITABLE, CONTEXT, AUGMENTED, OWNER = (
+    f"__nantrap_{name}__" for name in ("call", "new", "writable", "context", "augmented", "owner")
 )
 _OUTER = "__nantrap_outer__"
 _FEATURES = functools.reduce(operator.or_, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names))
@@ -51,8 +51,6 @@ def compiled_again(function: types.FunctionType, helpers: Mapping[str, Any]) -> 
         helpers: the checks by the names under which the rewritten code calls them.
     """
     code = function.__code__
-    if hasattr(function, "__wrapped__"):
-        raise NotRepeatable(f"a decorator of {function.__name__}")
     cells = [_content(cell) for cell in function.__closure__ or ()]
     names = {**function.__globals__, **helpers}
     exec(_maker_of(code, code.co_filename), names)
@@ -187,7 +185,7 @@ class _Guarding(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load):
-            node.value = self._through(REFUSE, node, node.value)
+            node.value = self._through(OWNER, node, node.value, ast.Constant(node.attr))
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
