@@ -243,6 +243,8 @@ def through_a_cache(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 class Counting(nn.Module):
     """Keeps a number itself, and another one in a buffer; both change the loss."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.calls, self.rate = 0, 2.0
@@ -287,6 +289,8 @@ def test_an_object_that_counts_is_left_as_it_was() -> None:
 class Parts(nn.ModuleDict):
     """Holds the model and is never called itself; the loss writes its buffer."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__({"model": Model()})
         self.register_buffer("seen", torch.zeros(()))
@@ -300,8 +304,8 @@ def test_a_model_whose_parts_are_called_and_whose_buffer_the_loss_writes(bad: in
     def compute(x: Tensor, counts: Tensor) -> Tensor:
         out = parts["model"](x)
         with torch.no_grad():
-            parts.seen.add_(1.0)  # type: ignore[operator]
-            weight = parts.seen / counts  # type: ignore[operator]
+            parts.seen.add_(1.0)
+            weight = parts.seen / counts
         result: Tensor = (weight * out).mean()
         return result
 
