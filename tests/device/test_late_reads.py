@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
 from device.simulated import Counts, counted
+from guard import test_dropped_losses as dropped
 from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, poison, state_of, train_plain
 from nantrap import Policy
 from nantrap.guard.sync import Arrival
@@ -253,6 +254,17 @@ def test_a_bad_evaluation(
     assert dict(guard.tally.evaluations) == ({"domain_error": 1} if expected else {})
     line = "evaluation: one of the calls 9 to 24 of the model gave a value that is not finite; the next 64 calls are"
     assert (line in capsys.readouterr().err) is expected
+
+
+@pytest.mark.parametrize("program", [dropped.in_a_function, dropped.a_sum_in_a_function])
+def test_a_loss_that_the_loop_drops_inside_a_function(program: Callable[[dropped.Loop], None]) -> None:
+    with torch.device("sim"):
+        loop = dropped.Loop()
+        assert loop.guard is not None
+        with loop.guard as guard:
+            program(loop)
+    assert (guard.tally.applied, guard.tally.given_up) == (30 - loop.dropped, loop.dropped)
+    assert set(guard.tally.causes) == {"bad_input_data"}
 
 
 def test_steps_that_must_be_known_are_read_at_once() -> None:

@@ -90,6 +90,19 @@ def in_a_function(loop: Loop) -> None:
         train_step(x, y)
 
 
+def a_sum_in_a_function(loop: Loop) -> None:
+    def train_step(x: Tensor, y: Tensor) -> None:
+        outputs = [loop.model(part) for part in x.chunk(2)]
+        loss = nn.functional.cross_entropy(torch.cat(outputs), y)
+        if loss != loss:
+            loop.dropped += 1
+            return
+        loop.update(loss)
+
+    for x, y in batches():
+        train_step(x, y)
+
+
 def in_the_loss(loop: Loop) -> None:
     for index, (x, _) in enumerate(batches(bad=())):
         share = loop.model(x).softmax(-1)[:, 0]
@@ -100,7 +113,7 @@ def in_the_loss(loop: Loop) -> None:
         loop.update(loss)
 
 
-DROPPING = [with_isnan, with_item, in_a_function, in_the_loss]
+DROPPING = [with_isnan, with_item, in_a_function, a_sum_in_a_function, in_the_loss]
 
 
 @pytest.mark.parametrize("program", DROPPING)

@@ -10,6 +10,7 @@ backward, was computed from it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple
@@ -56,7 +57,8 @@ class DroppedLosses:
         self._session = session
         self._collector = collector
         self._recorder = EventRecorder(session, driver, collector, self.events)
-        self._several: set[tuple[CodeType, int] | None] = set()
+        self._usual: Counter[tuple[CodeType, int] | None] = Counter()
+        """The most calls from one place that were added up in one loss."""
 
     def before_pass(self, earlier: RootCall, place: tuple[CodeType, int] | None) -> None:
         """The model is called, and its last call has had no backward pass.
@@ -73,12 +75,11 @@ class DroppedLosses:
     def before_backward(self, loss: Tensor) -> None:
         """A backward pass begins from a loss: what it was computed from is not dropped."""
         call = self._collector.root_call
-        places = [each.called_at for each in call.chain()] if call is not None else []
-        self._several.update(place for place in places if places.count(place) > 1)
         if self.pending:
             self.settle(held=_held(), used=loss)
         if call is not None and call.previous is not None:
-            self._separate(call, loss)
+            self._separate(call, loss)  # a call whose loss was dropped is no part of this sum
+            self._usual |= Counter(each.called_at for each in call.chain())
 
     def before_step(self) -> None:
         """The step is made, and the model's last call has had no backward pass: the last micro-batch was dropped."""
@@ -106,9 +107,9 @@ class DroppedLosses:
         if not call.frames or any(each.cotangents for each in call.chain()):
             return False  # an evaluation, or the program ran a backward pass itself, without the guard
         made = set().union(*(each.nodes for each in call.chain()))
+        begun = [each.called_at for each in call.chain()].count(place) < self._usual[place]
         for tensor in _held(call):
-            # to read a tensor waits for its device: a sum over many calls would wait for each of them
-            if not tensor.is_cpu and place in self._several:
+            if begun and not tensor.is_cpu:  # to read a tensor waits for its device, and this sum goes on
                 continue
             if math.isfinite(finite.value_of(tensor.detach())):
                 continue
