@@ -162,6 +162,7 @@ def test_many_tensors_are_few_kernels(options: dict[str, bool]) -> None:
 
 
 def test_an_event_of_before_has_happened_when_counting_begins_again() -> None:
+    torch.ops.sim.set_dry(True)
     x, event = on_device(2048, 2048), torch.Event(device="sim")
     with counted() as seen:
         for _ in range(50):
@@ -199,6 +200,7 @@ def test_integers_are_counted_as_on_cuda() -> None:
 
 
 def test_streams_run_side_by_side() -> None:
+    torch.ops.sim.set_dry(True)
     other = torch.Stream(device="sim")
     x = on_device(1024, 1024)
     with counted() as seen:
