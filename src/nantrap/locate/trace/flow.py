@@ -181,10 +181,10 @@ class Flow:
             key = self.key(tensor)
             known, bad = self._erased.get(key), self._bad.get(key)
             if known is not None and known[0].numel() == tensor.numel():
-                found = known[0].reshape(tensor.shape).expand(result.shape)
+                found = known[0].reshape(tensor.shape).to(result.device).expand(result.shape)
                 gone, origins = found if gone is None else gone | found, origins | known[1]
             if bad and tensor.is_floating_point() and (own := bad_places(tensor)).shape == tensor.shape:
-                found = own.expand(result.shape)
+                found = own.to(result.device).expand(result.shape)  # one number may be the host's
                 places, origins = found if places is None else places | found, origins | bad
         return gone, places, origins
 
