@@ -7,6 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from launch.loops import Batches, Net, batches
-from nantrap import NonFiniteError
+from nantrap import NonFiniteError, Policy
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
@@ -310,20 +311,24 @@ def test_a_step_goes_on_with_the_good_head_of_a_normalised_model(settings: RunSe
     assert all(map(torch.equal, model.state_dict().values(), train().state_dict().values()))
 
 
-def test_inputs_that_the_script_cleans_are_counted(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
-    with attached(settings) as attachment:
+@pytest.mark.parametrize(("sync", "bad"), [("step", BAD), ("late", 9)])
+def test_inputs_that_the_script_cleans_are_counted(
+    sync: Any, bad: int, settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with attached(replace(settings, own_policy=Policy(sync=sync))) as attachment:
         net = Net()
-        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-        data = TensorDataset(*(torch.cat(part) for part in zip(*batches(bad=BAD), strict=True)))
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2, fused=True)
+        data = TensorDataset(*(torch.cat(part) for part in zip(*batches(bad=bad), strict=True)))
         for x, y in DataLoader(data, batch_size=8):
             optimizer.zero_grad()
             F.mse_loss(net(torch.nan_to_num(x)), y).backward()
             optimizer.step()
         summary = RunSummary.of(attachment)
-    assert "nan_to_num: sample 2 of the batch (dataset index 42); further" in capsys.readouterr().err
-    assert "1 batch cleaned by the script with nan_to_num: dataset index 42" in summary.lines(0)
+    index = 8 * bad + 2
+    assert f"nan_to_num: sample 2 of the batch (dataset index {index}); further" in capsys.readouterr().err
+    assert f"1 batch cleaned by the script with nan_to_num: dataset index {index}" in summary.lines(0)
     assert summary.incidents == 0
-    assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [BAD]
+    assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [bad]
 
 
 def test_an_update_that_evaluates_the_model_is_not_run_again_without_its_closure(

@@ -112,11 +112,7 @@ class OwnLoop:
             return self._norm
         if self.scaling.enabled:
             self.scaling.scaler.unscale_(self._optimizer)
-        gradients = []
-        for parameter in self._members.parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                gradients.append(gradient)
+        gradients = [gradient for parameter in self._members.parameters if (gradient := parameter.grad) is not None]
         if self.max_grad_norm is None and not self.norm_is_used():
             return finite.flag_norm(gradients)
         self._norm = norm = finite.gradient_norm(gradients)

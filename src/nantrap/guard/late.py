@@ -129,7 +129,7 @@ class LateSteps:
         if launched is None:
             return
         values = launched.arrival.read()
-        bad = not all(map(math.isfinite, values[: launched.judged]))
+        bad = not all(map(math.isfinite, values[: len(launched.scalars.judged)]))
         if launched.together:
             *values, norm_bad, own_bad, careful = values
             bad, ranks.careful = bool(norm_bad or own_bad), bool(careful)
@@ -224,7 +224,7 @@ class LateSteps:
         beyond = 1.0 if small else beyond_proofs(dtype)
         if beyond != 1.0:
             joined[0] = joined[0].to(dtype) * beyond
-        judged = len(scalars.judged())
+        judged = len(scalars.judged)
         zeros = [finite.constant(0.0, norm.device)[0]] * 2  # the flags: joined with what is sent, they cost no kernel
         values = torch.stack([scalar.to(device=norm.device, dtype=dtype) for scalar in (*joined, *zeros)])
         together = session.ranks.talking
@@ -240,10 +240,8 @@ class LateSteps:
         driver.clip_unread(norm)
         protected.ledger.restore_where(bad)
         self._launched = launched = Launched(
-            step=session.progress.step,
             window=window,
             scalars=scalars,
-            judged=judged,
             arrival=Arrival.of(values),
             bad=bad,
             spares_scale=spares_scale,
@@ -255,6 +253,7 @@ class LateSteps:
             milliseconds=(time.perf_counter() - window.started) * 1e3,
             position=replace(session.progress),
         )
+        session.progress.cleaned = 0
         protected.update(lambda: self._update_unless(bad), careful=False)
         if driver.advances:
             self._advance(launched)
@@ -318,12 +317,11 @@ class LateSteps:
             spikes.fresh.append((reading.loss, reading.norm))
             if len(spikes.fresh) >= spikes.block:
                 spikes.absorb()
-        with launched.at_its_position(session.progress):
-            return session.recorder.end(launched.window, reading, launched=(launched.step, launched.milliseconds))
+        return session.recorder.end(launched.window, reading, launched=(launched.position, launched.milliseconds))
 
     def _refuse(self, launched: Launched, reading: Reading) -> Outcome:
         """The step was bad: it is refused now as it would have been then."""
-        self._session.recovery.anchors.forget_newest(launched.step)
+        self._session.recovery.anchors.forget_newest(launched.position.step)
         return refuse_launched(self._session, self._driver, self._collector, launched, reading)
 
     def _abandon(self, window: Window, incident: Incident | None) -> Outcome:

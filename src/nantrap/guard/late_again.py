@@ -51,10 +51,8 @@ class Launched:
     """A step that was launched and not read yet, with what is needed to run it again. All of it by reference.
 
     Attributes:
-        step: its number.
         window: its micro-batches, with their batches and random streams.
         scalars: what the host must know of it, on the device.
-        judged: how many of its values must be finite.
         arrival: these values.
         bad: 1 where the device has skipped the step, else 0.
         spares_scale: 1 where that was not due to the loss scale; `None` without a scale.
@@ -64,15 +62,13 @@ class Launched:
         scale: the loss scale before the step.
         program: the program's own generators and attributes before it.
         milliseconds: how long it took to launch.
-        position: where the loop was.
+        position: where the loop was, with the number of the step.
         schedules: the schedules before they advanced.
         counters: what the averages count on the host, with its values before the step.
     """
 
-    step: int
     window: Window
     scalars: Scalars
-    judged: int
     arrival: Arrival
     bad: Tensor
     spares_scale: Tensor | None
@@ -155,9 +151,9 @@ def _refuse(session: Session, driver: Driver, collector: Collector, launched: La
     if decision.kind is Kind.PROBE:
         launched.window.probes_scale = True
         session.scaling.probes_in_a_row += 1
-        at = (launched.step, launched.milliseconds)
+        at = (launched.position, launched.milliseconds)
         return session.recorder.end(launched.window, reading, Action.SKIP, launched=at)
-    session.progress.step = launched.step
+    session.progress.step = launched.position.step
     session.recorder.tally.attempted -= 1
     if again.is_too_large:
         reading = reading._replace(norm=again.norm)
@@ -233,7 +229,7 @@ def _again(session: Session, driver: Driver, launched: Launched, reading: Readin
         driver.scaling.scaler.unscale_(protected.optimizer)
     norm = finite.gradient_norm(protected.members.gradients())
     largest = protected.ledger.largest() if protected.has_buffers else None
-    values = finite.read(Scalars.of(session, driver, window, norm, largest).judged())
+    values = finite.read(Scalars.of(session, driver, window, norm, largest).judged)
     for micro, then in zip(window.micros, launched.window.micros, strict=True):
         micro.values = then.values
     again = RunAgain(window, norm=values[0])

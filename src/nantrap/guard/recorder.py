@@ -197,7 +197,7 @@ class Recorder:
         action: Action = Action.APPLY,
         incident: Incident | None = None,
         *,
-        launched: tuple[int, float] | None = None,
+        launched: tuple[Progress, float] | None = None,
     ) -> Outcome:
         """A step has ended: record it, count it, and begin the next.
 
@@ -206,19 +206,20 @@ class Recorder:
             reading: what was read of it.
             action: what was done.
             incident: what went wrong, if anything did.
-            launched: number and milliseconds of a step that was launched earlier and is read now
+            launched: position and milliseconds of a step that was launched earlier and is read now
                 (`Policy(sync="late")`): the next one has begun already.
         """
         progress, tally = self._progress, self.tally
         applied = action is Action.APPLY
         norm, loss, terms, rates, watched, scale, _, _ = reading
         now = time.perf_counter()
-        if launched is None:
+        if launched is not None:
+            progress, milliseconds = launched
+            step = progress.step
+        else:
             step, milliseconds = progress.step, (now - window.started) * 1e3
             if window.repeated and incident is None:  # the same update once more: it has its line and number already
                 return Outcome(applied, action, max(step - 1, 0), loss, norm, None, terms, max(step - 1, 0))
-        else:
-            step, milliseconds = launched
         if not self._first_rates:
             self._first_rates = rates
         self._records.append(StepRecord(step, loss, norm, rates, applied, scale, now))

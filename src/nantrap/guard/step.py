@@ -170,34 +170,33 @@ class Scalars(NamedTuple):
     """What the host must know of a step, still on the device.
 
     Attributes:
-        norm: the gradient norm.
-        losses: the loss and the terms of each micro-batch that was not read yet.
-        buffers: finite only if every written buffer is; `None` without any.
+        judged: what must be finite, on one device: the gradient norm, the loss and the terms of each micro-batch that
+            was not read yet, and the largest value of the written buffers.
+        has_buffers: whether the last one is that of buffers.
         watched: the watched values.
         scale: the loss scale, or `None`.
     """
 
-    norm: Tensor
-    losses: list[Tensor]
-    buffers: Tensor | None
+    judged: list[Tensor]
+    has_buffers: bool
     watched: list[Tensor]
     scale: Tensor | None
 
     @classmethod
     def of(cls, session: Session, driver: Driver, window: Window, norm: Tensor, buffers: Tensor | None) -> Scalars:
         """Collects the scalars of a step whose gradients are there."""
-        losses = [scalar for micro in window.micros if micro.values is None for scalar in micro.loss.scalars()]
+        judged = [norm]
+        for micro in window.micros:
+            if micro.values is None:
+                judged += micro.loss.scalars()
+        if buffers is not None:
+            judged.append(buffers.to(norm.device))
         watched = session.watch.scalars() if session.watch is not None else []
-        return cls(norm, losses, buffers, watched, driver.scaling.scalar())
-
-    def judged(self) -> list[Tensor]:
-        """The scalars that must be finite, on one device."""
-        buffers = [] if self.buffers is None else [self.buffers.to(self.norm.device)]
-        return [self.norm, *self.losses, *buffers]
+        return cls(judged, buffers is not None, watched, driver.scaling.scalar())
 
     def tensors(self) -> list[Tensor]:
         """All of them, in the order in which `reading` takes their values."""
-        return [*self.judged(), *self.watched, *([] if self.scale is None else [self.scale])]
+        return [*self.judged, *self.watched, *([] if self.scale is None else [self.scale])]
 
     def reading(
         self, session: Session, driver: Driver, window: Window, values: Sequence[float], rates: tuple[float, ...]
@@ -208,7 +207,7 @@ class Scalars(NamedTuple):
         for micro in window.micros:
             if micro.values is None:
                 micro.values = [next(left) for _ in micro.loss.scalars()]
-        buffers_bad = self.buffers is not None and not math.isfinite(next(left))
+        buffers_bad = self.has_buffers and not math.isfinite(next(left))
         watched = [next(left) for _ in self.watched]
         named = session.watch.named(watched) if session.watch is not None else NOTHING
         if self.scale is not None:
