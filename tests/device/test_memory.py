@@ -107,9 +107,17 @@ def test_a_diagnosis_needs_a_stated_share(optimizer: str, copies: bool) -> None:
     assert after - held <= 0.02 * held  # nothing stays behind
 
 
-@pytest.mark.parametrize("form", ["attempt", "two lines"])
-@pytest.mark.parametrize("sync", ["auto", "step"])
-@pytest.mark.parametrize("share", [0.05, pytest.param(0.3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("form", "sync", "share"),
+    [
+        ("attempt", "auto", 0.05),
+        ("attempt", "step", 0.05),
+        ("two lines", "auto", 0.05),
+        *(pytest.param("two lines", "step", share, marks=pytest.mark.slow) for share in (0.05, 0.3)),
+        *(pytest.param(form, "auto", 0.3, marks=pytest.mark.slow) for form in ("attempt", "two lines")),
+        pytest.param("attempt", "step", 0.3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_diagnosis_without_memory_gives_up_in_words_and_the_run_goes_on(form: str, sync: Any, share: float) -> None:
     clean = Run(policy=Policy(sync=sync))
     clean.steps(BAD_AT + 3, form=form)

@@ -11,6 +11,7 @@ import pytest
 
 from device import simulated
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 280
 
 
@@ -23,7 +24,20 @@ def test_the_simulated_device(which: str) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=TIMEOUT,
-        env={**own, "NANTRAP_SIMULATED_DEVICE": "1"}, cwd=Path(__file__).parents[2],
+        env={**own, "NANTRAP_SIMULATED_DEVICE": "1"}, cwd=ROOT,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200, func_only=True)
+def test_the_whole_zoo_gets_the_answers_that_are_stored() -> None:
+    if reason := simulated.why_not():
+        pytest.skip(reason)
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "device.zoo_on_device"], check=False, capture_output=True, text=True, timeout=7000,
+        env={**os.environ, "PYTHONPATH": path}, cwd=ROOT,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]

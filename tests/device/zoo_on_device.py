@@ -1,12 +1,15 @@
 """The programs of the zoo on the simulated device: do they get the same answers as on the CPU?
 
-    cd tests && python -m device.zoo_on_device [--form attempt] [FAMILY or PROGRAM ...]
+    PYTHONPATH=tests python -m device.zoo_on_device [--form attempt | "two lines"] [--save] [FAMILY or PROGRAM ...]
 
 Each program runs on the CPU and on the device, with the same values. Many make tensors by themselves, on the CPU; on a
 GPU their authors would have written `device=` there. Those are run again in a loss function that makes them on the
-device, and if that is not enough, built there as a whole (`torch.set_default_device`): a model that is moved after its
-state was loaded does not show any more what the file had left out. A table names every program whose incident differs
-in step, phase, module, operation, best cause or proof in each of the three ways, and those that run in none.
+device, and if that is not enough, built there as a whole: a model that is moved after its state was loaded does not
+show any more what the file had left out.
+
+`zoo_on_device.json` names every program whose incident differs in step, phase, module, operation, best cause or proof
+in each of the three ways, and those that run in none, by reason. What is not as it says there is printed, and the
+command ends with 1; `--save` writes what is new into it, without a reason.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import sys
 import warnings
 from collections import Counter
@@ -22,6 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
 import nantrap
@@ -46,31 +52,33 @@ class Told(NamedTuple):
 _BY_ADDRESS = frozenset({"activation_bit_flip_once", "weight_bit_flip_between_steps"})
 """Programs that flip a bit at an address of the host: on a device that is a segmentation fault, as it should be."""
 
+FORMS = ("attempt", "two lines")
+EXPECTED = Path(__file__).with_suffix(".json")
+NO_REASON = "not explained"
 HERE, MOVED, MAKES_THERE, BUILT_THERE = "here", "moved", "makes its tensors there", "built there"
 
 
 def run(path: Path, form: str, way: str, *, sync: Any = "step") -> Told:
     """Run one program until its first incident: on the CPU (`here`), or on the device in one of three ways."""
-    with torch.device("sim") if way == BUILT_THERE else contextlib.nullcontext():
+    with _MadeThere() if way == BUILT_THERE else contextlib.nullcontext():
         case = load(path)
-        given = iter([*batches(case)]) if way == BUILT_THERE else batches(case)
-    if way != HERE:
-        case = _moved(case)
-    compute = loss_function(case) if way == HERE else _loss_on_device(case, makes_there=way != MOVED)
-    # no time passes by this clock: a busy machine must not change an answer
-    policy = Policy(sync=sync, diagnosis=Diagnosis(seconds=600, clock=lambda: 0.0))
-    with nantrap.Guard(case["model"], case["optimizer"], policy=policy, quiet=True) as guard:
-        for batch in given:
-            batch = batch if way == HERE else _on(batch)
-            if form == "attempt":
-                guard.attempt(compute, batch)
-            else:
-                loss = compute(batch)
-                guard.backward(loss)
-                guard.step()
-            if guard.last_incident is not None:
-                break
-    return told(guard.last_incident)
+        if way != HERE:
+            _move(case)
+        compute = loss_function(case) if way == HERE else _loss_on_device(case, makes_there=way == MAKES_THERE)
+        # no time passes by this clock: a busy machine must not change an answer
+        policy = Policy(sync=sync, diagnosis=Diagnosis(seconds=600, clock=lambda: 0.0))
+        with nantrap.Guard(case["model"], case["optimizer"], policy=policy, quiet=True) as guard:
+            for batch in batches(case):
+                batch = batch if way == HERE else _on(batch)
+                if form == "attempt":
+                    guard.attempt(compute, batch)
+                else:
+                    loss = compute(batch)
+                    guard.backward(loss)
+                    guard.step()
+                if guard.last_incident is not None:
+                    break
+        return told(guard.last_incident)
 
 
 def told(incident: nantrap.Incident | None) -> Told:
@@ -102,17 +110,30 @@ def compare(path: Path, form: str, *, sync: Any = "step") -> tuple[str, str]:
     return ("differs", differences[0]) if differences else ("not run", errors[0])
 
 
-def _moved(case: Case) -> Case:
-    """The same program with its model on the device. The optimizer keeps its parameters, which move with the model."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        case["model"].to("sim")
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+class _MadeThere(TorchFunctionMode):
+    """What makes a tensor makes it on the device, also where it draws from a generator of the host."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in _device_constructors() or kwargs.get("device") is not None:
+            return function(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            return function(*args, **kwargs).to("sim")
+        return function(*args, **{**kwargs, "device": "sim"})
+
+
+def _move(case: Case) -> None:
+    """Move a model to the device. The optimizer keeps its parameters, which move with the model."""
+    model = case["model"]
+    if any(tensor.is_cpu for tensor in (*model.parameters(), *model.buffers())):  # a hook of a parameter would stay
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.to("sim")
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
     for state in case["optimizer"].state.values():
         state.update({name: _on(value) for name, value in state.items()})
-    return case
 
 
 def _on(batch: Any) -> Any:
@@ -134,23 +155,58 @@ def _loss_on_device(case: Case, *, makes_there: bool) -> Any:
     return compute
 
 
-def main() -> None:
-    """Print a table of what differs."""
+def reasons() -> dict[str, dict[str, dict[str, list[str]]]]:
+    """What is stored: reason, program, form, and there the verdict and its words."""
+    stored: dict[str, Any] = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
+    return stored
+
+
+def expected(form: str) -> dict[str, tuple[str, str]]:
+    """What `compare` says of the programs that do not get the same answer, by name."""
+    listed = {name: forms.get(form) for programs in reasons().values() for name, forms in programs.items()}
+    return {name: (said[0], said[1]) for name, said in listed.items() if said}
+
+
+def save(form: str, found: dict[str, tuple[str, str]]) -> None:
+    """Store what was found of these programs; a reason that is known stays."""
+    stored = reasons()
+    known = {name: reason for reason, programs in stored.items() for name in programs}
+    said = {name: dict(forms) for programs in stored.values() for name, forms in programs.items()}
+    for name, (verdict, words) in found.items():
+        said.setdefault(name, {}).pop(form, None)
+        if verdict != "same":
+            said[name][form] = [verdict, words]
+    sorted_by_reason: dict[str, Any] = {reason: {} for reason in stored}
+    for name in sorted(name for name in said if said[name]):
+        sorted_by_reason.setdefault(known.get(name, NO_REASON), {})[name] = said[name]
+    EXPECTED.write_text(json.dumps({k: v for k, v in sorted_by_reason.items() if v}, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Print what is not as it is stored."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--form", choices=("attempt", "two lines"), default="attempt")
+    parser.add_argument("--form", choices=FORMS, default=FORMS[0])
+    parser.add_argument("--save", action="store_true")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     simulated.start()
-    counts: Counter[str] = Counter()
+    stored = expected(given.form)
+    found: dict[str, tuple[str, str]] = {}
+    new = 0
     for path in find(*given.names):
-        verdict, words = compare(path, given.form)
-        counts[verdict] += 1
-        if words:
-            print(f"{verdict:8} {path.parent.name}/{path.stem}: {words}", flush=True)
+        name = f"{path.parent.name}/{path.stem}"
+        found[name] = verdict, words = compare(path, given.form)
+        if given.save:
+            save(given.form, {name: found[name]})
+        if stored.get(name, ("same", "")) != (verdict, words if verdict != "same" else ""):
+            new += 1
+            print(f"{name}: {verdict}; {words}; stored: {stored.get(name, ('same', ''))}", flush=True)
+    counts = Counter(verdict for verdict, _ in found.values())
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), file=sys.stderr)
+    return int(new > 0 and not given.save)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
