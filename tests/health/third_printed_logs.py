@@ -36,6 +36,21 @@ def llava_3d(run: Rows) -> str:
     )
 
 
+def markdown_table(run: Rows) -> str:
+    """A table of a notebook, copied as text."""
+    head = "Step | Training Loss | reward / format | kl\n-- | -- | -- | --\n"
+    return head + "".join(f"{row.step} | {row.loss:.6f} | 0.5 | 0.0001\n" for row in run)
+
+
+def best_so_far(run: Rows) -> str:
+    """The best value so far is Inf until the first evaluation."""
+    best, lines = inf, []
+    for number, row in enumerate(run):
+        lines.append(json.dumps({"step": row.step, "loss": row.loss, "best_val_loss": best, "val/best_loss": best}))
+        best = min(best, row.loss) if number % 10 == 9 else best
+    return "\n".join(lines)
+
+
 STYLES: Final[dict[str, Callable[[Rows], str]]] = {
     "maxtext": by_line(lambda i, r: f"I0811 21:54:55.531340 138304841739136 metric_logger.py:226] completed step: {r.step}, seconds: 0.631, TFLOP/s/device: 68.282, Tokens/s/device: 3116.521, total_weights: 1572864, loss: {r.loss:.3f}, lm_loss: {r.loss:.3f}, perplexity: {exp(min(r.loss, 20)):.3f}"),
     "tensorflow_slim": by_line(lambda i, r: f"INFO:tensorflow:global step {r.step}: loss = {r.loss:.4f} (0.898 sec/step)"),
@@ -62,12 +77,14 @@ STYLES: Final[dict[str, Callable[[Rows], str]]] = {
     "colossal": by_line(lambda i, r: f"[Epoch 0 / Train]:  {i / 1.2:.0f}%|██        | {r.step}/1200 [01:00<04:00,  4.1it/s, loss = {r.loss:.4f}, lr = {r.lr:.3e}, throughput = 812.3 sample_per_sec]"),
     "motion": by_line(lambda i, r: f"[13/12/22 12:02:48][teach.callback.progress][INFO] - Epoch {i}: Train_rf {r.loss:.3e}   Val_rf {r.loss + 0.1:.3e}   Memory 11.2%"),
     "text_numbers": by_line(lambda i, r: json.dumps({"step": str(r.step), "train_loss": f"{r.loss:.4f}", "grad_norm": f"{r.norm:.3f}", "lr": f"{r.lr:.2e}"})),
+    "markdown_table": markdown_table,
+    "best_so_far": best_so_far,
 }  # fmt: skip
 
 POLICIES: Final = ("slime", "prime_rl")
 THIRD_HEALTHY: Final = {
     name: (
-        "log.jsonl" if name in ("wandb_history", "text_numbers") else "out.log",
+        "log.jsonl" if name in ("wandb_history", "text_numbers", "best_so_far") else "out.log",
         style(PPO if name in POLICIES else PLAIN),
     )
     for name, style in STYLES.items()

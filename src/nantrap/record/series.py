@@ -40,6 +40,8 @@ _EVALUATION = re.compile(
     r"(?!.*(?:runtime|per_second|(?:^|_)(?:time|steps?|samples|epoch|batch_size|jit_compilation_time)$))"
 )
 _LOSS = re.compile(r"loss(?:_|es|$)(?!.*scale)|^loss(?!.*scale)|^l_(?:[dg]_)?(?:total|pix|percep|style|gan)(?:_|$)")
+_BEST = re.compile(r"(?:^|_)best(?:_|$)")
+"""The best value so far is none of a step or of an evaluation, and Inf before the first one."""
 _SIDE_TERM = re.compile(r"(?:^|_)(?:kl|entropy|ent|aux|reg|l2|z|balance|commit(?:ment)?)(?:_|$)")
 _LARGEST = 2.0**53  # the last whole number that a float64 distinguishes from the next
 _APART = re.compile(r"[^a-z0-9]+")
@@ -77,7 +79,8 @@ def normal_form(name: str) -> str:
 
 def is_evaluation(name: str) -> bool:
     """Whether a column of a log holds a result of an evaluation: `eval_loss`, `val/acc`, `Loss/test`."""
-    return _EVALUATION.match(normal_form(name)) is not None
+    form = normal_form(name)
+    return _EVALUATION.match(form) is not None and not _BEST.search(form)
 
 
 def not_repeated(step: Ints) -> Bools:
@@ -340,5 +343,7 @@ def find_name(wanted: str, names: tuple[str, ...]) -> str | None:
 
 def losses_of(names: Iterable[str]) -> list[str]:
     """The names of losses and of their terms, without those of evaluations; what only regularizes comes last."""
-    found = [name for name in names if _LOSS.search(normal_form(name)) and not is_evaluation(name)]
-    return sorted(found, key=lambda name: _SIDE_TERM.search(normal_form(name)) is not None)
+    forms = {name: normal_form(name) for name in names}
+    found = [name for name, form in forms.items() if _LOSS.search(form) and not _BEST.search(form)]
+    found = [name for name in found if not is_evaluation(name)]
+    return sorted(found, key=lambda name: _SIDE_TERM.search(forms[name]) is not None)

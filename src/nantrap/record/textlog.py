@@ -195,9 +195,9 @@ class TableLines:
         """The line, with a name before each number if it is a row of a table."""
         if box := _BOX.fullmatch(line):
             return f"    {box['key']}: {box['value']}"
-        tabs = "\t" in line
-        words = line.strip().split("\t" if tabs else None, maxsplit=_MOST_COLUMNS)
-        if tabs:
+        separator = next((mark for mark in ("\t", " | ") if mark in line), None)
+        words = line.strip("| \n" if separator == " | " else None).split(separator, maxsplit=_MOST_COLUMNS)
+        if separator is not None:
             words = [word.strip().replace(" ", "_") for word in words]
         if len(words) >= 3 and all(map(_COLUMN.fullmatch, words)):
             counted = any(_COUNTER.fullmatch(word) for word in words)
