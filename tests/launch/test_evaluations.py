@@ -155,6 +155,79 @@ with torch.no_grad():
 """
 
 
+OWN_CODE = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+where = sys.argv[1] if len(sys.argv) > 1 else ""
+
+class Diffusion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.register_buffer("noise", torch.tensor([0.0 if where in ("method", "block") else 0.1, 0.2, 0.3]))
+    def forward(self, x):
+        return (self.net(x) - x).square().mean()
+    @torch.no_grad()
+    def denoised(self, x, t):
+        return x - self.net(x) * self.noise[t] / self.noise[t].sqrt()
+    @torch.inference_mode()
+    def sample(self):
+        x = torch.randn(3, 4)
+        for t in (2, 1, 0):
+            x = self.denoised(x, t)
+        return x
+    @torch.no_grad()
+    def generate(self, ids, temperature, known=None):
+        for _ in range(3):
+            scores = self.net(ids[:, -4:].float()) / temperature
+            if known is not None:
+                scores[known] = 0.0
+            ids = torch.cat([ids, torch.multinomial(torch.softmax(scores, -1), 1)], 1)
+        return ids
+
+def in_a_block(model):
+    with torch.no_grad():
+        lowest, masked = torch.full((3,), float("inf")), model.net(torch.ones(3, 4))
+        x = torch.randn(3, 4)
+        for t in (2, 1, 0):
+            eps = model.net(x)
+            x = x - eps * model.noise[t] / model.noise[t].sqrt()
+            if t > 0:
+                x = x + 0.1 * torch.randn(3, 4)
+        masked = masked.masked_fill(masked < 0, float("-inf"))
+        shares = torch.zeros(3) / torch.tensor([1.0, 0.0, 2.0])
+    return x.sum().item(), shares.nanmean().item(), lowest.numel(), masked.numel()
+
+model = Diffusion()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for epoch in range(2):
+    model.train()
+    optimizer.zero_grad()
+    model(torch.rand(6, 4)).backward()
+    optimizer.step()
+    model.eval()
+    if where != "block":
+        print(model.sample().sum().item())
+    if where != "method":
+        print(in_a_block(model))
+    print(torch.rand(1).item())
+print(model.generate(torch.ones(2, 4, dtype=torch.long), 0.0 if where == "raised" else 0.7).tolist())
+"""
+OF_OWN_CODE = {
+    "method": (
+        "error[NT202]",
+        "--> script.py:16 in Diffusion.denoised",
+        "sample 0",
+        "after 1 call of the model",
+        "2 ×",
+    ),
+    "block": ("error[NT202]", "--> script.py:38 in in_a_block", "without gradients left x[0, 0]", "2 ×"),
+    "raised": ("error[NT202]", "--> script.py:26 in Diffusion.generate", "after 1 call of the model", "1 ×"),
+}
+"""What is said of what a method of the model makes, a block without gradients, and a line that raises an error."""
+
+
 class Done(NamedTuple):
     """How a script ended: its exit code, and what it and nantrap printed."""
 
@@ -172,7 +245,7 @@ def run(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (),
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("text", [VALIDATION, GENERATION, TEMPERATURE, SAMPLER, SCRIPTED])
+@pytest.mark.parametrize("text", [VALIDATION, GENERATION, TEMPERATURE, SAMPLER, SCRIPTED, OWN_CODE])
 def test_healthy(tmp_path: Path, text: str) -> None:
     done = run(tmp_path, text)
     assert done.code == 0
@@ -218,14 +291,23 @@ def test_a_part_of_the_model_that_a_sampler_calls(tmp_path: Path) -> None:
     assert "nantrap: evaluation after 4 steps\n" in done.said
     assert "error[NT208]: sqrt was given -1" in done.said
     assert "--> script.py:11 in UNet.forward" in done.said
-    assert "1 × domain_error" in done.said
+    assert "2 × domain_error" in done.said  # the decoder was given what the other part made
+
+
+@pytest.mark.parametrize("where", OF_OWN_CODE)
+def test_what_the_program_makes_of_finite_outputs(tmp_path: Path, where: str) -> None:
+    done = run(tmp_path, OWN_CODE, where, options=("--verbose",))
+    assert done.out == run(tmp_path, OWN_CODE, where, plain=True).out
+    for words in OF_OWN_CODE[where]:
+        assert words in done.said, done.said
+    assert "division by" in done.said
 
 
 def test_a_line_that_was_given_what_no_model_made(tmp_path: Path) -> None:
     """The model's output is finite, and the temperature is 0."""
     done = run(tmp_path, TEMPERATURE, "bad")
     assert done.code == 1
-    assert "error[NT202]: a division by the constant 0 in the statement" in done.said
+    assert "error[NT202]: a division by the constant 0 in the program's own code" in done.said
     assert "scaled[0, 0] (14 of 33 values are +Inf, 19 are -Inf), assigned at script.py:11" in done.said
     assert "did:   nothing: nantrap passes the exception on" in done.said
     assert "1 incident in inference: 1 × division_by_zero" in done.said

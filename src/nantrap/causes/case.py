@@ -67,6 +67,8 @@ class Case:
             return "the step"
         if module == "loss":
             inside = self.capture is not None and self.capture.op.inside
+            if self.failure.during != "training" and not inside:
+                return "the program's own code"
             return "the model's own code" if inside else "the loss"
         return f"module {module}" if str(module)[0].isdigit() else str(module)
 

@@ -14,9 +14,10 @@ import math
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from nantrap.locate.replay.bare_call import (
 )
 from nantrap.locate.twoline.caller import ended_by
 from nantrap.locate.variables.handled import handled_where
-from nantrap.locate.variables.provenance import trace_given
+from nantrap.locate.variables.provenance import Link, bad_in_block, trace_given
 from nantrap.report import write_line
 
 _MOST_DIAGNOSED = 3
@@ -54,6 +55,7 @@ _NOT_AGAIN = "run again, the call is finite: it reads something that is not as i
 _STEP = re.compile(r"\bthe step\b")
 _NOT_OF_VALUES = (MemoryError, torch.OutOfMemoryError, NantrapError, TypeError, NameError, AttributeError)
 """What no value of a tensor leads to."""
+_DEEPEST, _LONGEST = 4, 64
 _READ_EVERY = 16
 """On a device: so many calls are read together."""
 _READ_FIRST = 8
@@ -77,7 +79,7 @@ class Evaluations:
         *,
         of_guard: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self.calls = 0
+        self.calls = self._looked = self._inside = 0
         """Calls since the run began."""
         self.handled: Counter[str] = Counter()
         """Calls whose NaN the program handles itself, by where it does."""
@@ -85,9 +87,11 @@ class Evaluations:
         self._during = during
         self._of_guard = of_guard
         self._call: RootCall | None = None
+        self._raised: RootCall | None = None
+        self._bad: tuple[Session, int] | None = None  # after this step a model gave something bad
         self._last: weakref.ref[nn.Module] | None = None
         self._held: Held = ()
-        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._seen: Counter[Any] = Counter()
         self._unwritten: dict[tuple[Any, ...], tuple[Incident, int]] = {}
         self._on_device: Tensor | None = None
         self._unread = 0
@@ -100,6 +104,11 @@ class Evaluations:
         """Whether a call without gradients is being made."""
         return self._call is not None
 
+    @property
+    def _is_told(self) -> bool:
+        """Whether a model gave something bad since the last step: what follows from it is known."""
+        return self._bad is not None and self._bad[0].progress.step == self._bad[1]
+
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model, or a part of it, is called without gradients."""
         running = self._call
@@ -108,6 +117,7 @@ class Evaluations:
         autocast = autocast_state() if is_any_autocast_on() else None
         self._call = call = RootCall(args, kwargs, RngState.capture(), autocast, module)
         self._held = held_by(call)
+        self._raised = None
 
     def end(self, module: nn.Module, output: Any) -> None:
         """The call has ended: is what it gave finite?"""
@@ -119,6 +129,29 @@ class Evaluations:
         self._last = weakref.ref(module)
         call.running = False
         self.calls += 1
+        self._judge(call, output, held)
+
+    def around(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
+        """A function of the program that switches gradients off is called, such as a method that samples: what is
+        needed to run it again; `None` where that could have side effects."""
+        if not all(_is_plain(each) for each in (*args, *kwargs.values())):
+            return None
+        autocast = autocast_state() if is_any_autocast_on() else None
+        if args and isinstance(args[0], nn.Module):
+            function, args = partial(function, args[0]), args[1:]
+        return RootCall(args, kwargs, RngState.capture(), autocast, running=False, function=function)
+
+    def end_around(self, call: RootCall, output: Any, *, calls: int, raised: bool = False) -> None:
+        """The function has ended, in which models were called so often: is what it made of that finite?"""
+        self._inside = calls
+        call.module = None if self._last is None or self._is_told else self._last()
+        if call.module is not None and raised:
+            self._raised = self._raised or call
+        elif call.module is not None:
+            self._judge(call, output, ())
+
+    def _judge(self, call: RootCall, output: Any, held: Held) -> None:
+        """Report a call that gave something bad."""
         flag = flag_of(output)
         if flag is None:
             return
@@ -133,41 +166,59 @@ class Evaluations:
 
     def explain(self, error: BaseException) -> Incident | None:
         """An exception ended the call that is being made: report the non-finite value that led to it, if one did."""
-        call, self._call = self._call, None
+        call, self._call, self._raised = self._call or self._raised, None, None
         if call is None or active_replays or not isinstance(error, Exception) or isinstance(error, MemoryError):
             return None
         with self._of_guard(), outside_inference_mode(), _harmless():
-            return self._report(call, None, self._held, error=error)
+            session = None if call.module is None else self._session(call.module)
+            return None if session is None else self._report(session, call, None, self._held, error=error)
 
     def explain_line(self, error: BaseException) -> Incident | None:
         """An exception ended the program outside of any call: report the non-finite value that the line was given
         which raised it, if it was given one. `torch.multinomial` refuses what a temperature of 0 made."""
-        module = None if self._last is None else self._last()
-        if module is None or active_replays or isinstance(error, _NOT_OF_VALUES) or not isinstance(error, Exception):
+        if active_replays or isinstance(error, _NOT_OF_VALUES) or not isinstance(error, Exception):
             return None
         with self._of_guard(), outside_inference_mode(), _harmless(), ended_by(error):
-            links = trace_given()
-            session = self._session(module) if links else None
-            if session is None:
-                return None
+            return self._explain_variable(trace_given(), error)
+
+    def end_block(self) -> None:
+        """A block of the program without gradients has ended: is what it made of what the models gave finite?"""
+        looked, self._looked = self._looked, self.calls
+        if looked == self.calls or self._is_told:
+            return
+        with self._of_guard(), outside_inference_mode(), _harmless():
+            if (links := bad_in_block()) and not handled_where():
+                self._seen[links[-1].words] += 1
+                if self._seen[links[-1].words] <= _MOST_DIAGNOSED:
+                    self._explain_variable(links, None)
+
+    def _explain_variable(self, links: Sequence[Link], error: Exception | None) -> Incident | None:
+        """Report a variable of the program that is not finite, with the way back from it."""
+        module = None if self._last is None else self._last()
+        session = self._session(module) if links and module is not None else None
+        if session is None or module is None:
+            return None
+        held = f"{links[-1].value.path} ({links[-1].value.described})"
+        note = f"the block without gradients left {held}"
+        if error is not None:
             said = (str(error).strip().splitlines() or [""])[0]
-            given = f"the line that raised it was given {links[-1].value.path} ({links[-1].value.described})"
-            place = Location("forward", beside=(links[0].value.path, links[0].words))
-            incident = replace(
-                new_incident(session, "forward"),
-                during=self._during,
-                action=Action.APPLY,
-                lr=(),
-                provenance=tuple(link.words for link in links),
-                notes=(f"{type(error).__name__}: {said}; {given}",),
-            )
-            budget = budget_of(session)
-            call = RootCall((), {}, RngState.capture(), None, module)
-            failure = self._failure(session, call, None, ())
-            diagnosed, _ = explained(session, failure, place, Diagnosed(incident, worth_a_bundle=True), budget)
-            diagnosed = with_statement(session, failure, diagnosed, links[0], budget)
-            diagnosed = diagnosed.with_incident(replace(_of_call(diagnosed.incident), module=None))
-            return session.recorder.note_evaluation(diagnosed, raised=True)
+            note = f"{type(error).__name__}: {said}; the line that raised it was given {held}"
+        place = Location("forward", beside=(links[0].value.path, links[0].words))
+        incident = replace(
+            new_incident(session, "forward"),
+            during=self._during,
+            action=Action.APPLY,
+            lr=(),
+            provenance=tuple(link.words for link in links),
+            notes=(note,),
+        )
+        budget = budget_of(session)
+        call = RootCall((), {}, RngState.capture(), None, module)
+        failure = self._failure(session, call, None, ())
+        diagnosed, _ = explained(session, failure, place, Diagnosed(incident, worth_a_bundle=True), budget)
+        diagnosed = with_statement(session, failure, diagnosed, links[0], budget)
+        diagnosed = diagnosed.with_incident(replace(_of_call(diagnosed.incident), module=None))
+        return session.recorder.note_evaluation(diagnosed, raised=error is not None)
 
     def close(self) -> None:
         """Write what was only counted."""
@@ -231,11 +282,14 @@ class Evaluations:
             if where := handled_where():
                 self.handled[where] += 1
                 return
-            assert call.module is not None
-            key = (call.module, bad.path, bad.nan)
+            session = None if call.module is None else self._session(call.module)
+            if session is None:
+                return
+            self._bad = session, session.progress.step
+            key = (call.module, _name_of(call), bad.path, bad.nan)
             self._seen[key] += 1
             if self._seen[key] <= _MOST_DIAGNOSED:
-                incident = self._report(call, bad, held)
+                incident = self._report(session, call, bad, held)
                 if incident is None:
                     return
                 self._unwritten[key] = incident, 0
@@ -244,18 +298,13 @@ class Evaluations:
                 self._unwritten[key] = incident, times + 1
             else:
                 return
-            session = self._session(call.module)
-            if session is not None and session.setup.neighbours is not None:
+            if session.setup.neighbours is not None:
                 session.setup.neighbours.note_call(type(call.module).__name__, incident)
 
     def _report(
-        self, call: RootCall, bad: BadOutput | None, held: Held, *, error: Exception | None = None
+        self, session: Session, call: RootCall, bad: BadOutput | None, held: Held, *, error: Exception | None = None
     ) -> Incident | None:
         """Run the call again, record what it shows; `None` for a value that the program means."""
-        assert call.module is not None
-        session = self._session(call.module)
-        if session is None:
-            return None
         now = held_by(call)
         try:
             diagnosed = self._diagnosed(session, call, bad, held)
@@ -281,7 +330,7 @@ class Evaluations:
             batch=number,
             lr=(),
             findings=found,
-            notes=(f"it was call {self.calls:,} of the model without gradients", *_position(call, bad)),
+            notes=(self._which(call), *_position(call, bad)),
         )
         diagnosed = Diagnosed(incident, worth_a_bundle=True)
         words = session.earlier.too_long(session.policy.diagnosis)
@@ -305,6 +354,12 @@ class Evaluations:
             diagnosed = with_provenance(session, failure, location, diagnosed, budget)
         session.earlier.took += clock() - began
         return diagnosed.with_incident(_of_call(diagnosed.incident))
+
+    def _which(self, call: RootCall) -> str:
+        """Which call it was, in words."""
+        if name := _name_of(call):
+            return f"{name} made it after {counted(self._inside, 'call')} of the model, which gave nothing bad"
+        return f"it was call {self.calls:,} of the model without gradients"
 
     def _failure(self, session: Session, call: RootCall, bad: BadOutput | None, held: Held) -> Failure:
         """The call as a failure that can be run again. Runs nothing."""
@@ -361,6 +416,20 @@ def _is_meant(location: Location) -> bool:
         return False
     constant = location.constant is not None or (location.external is not None and location.external.kind == "constant")
     return constant or (replay.failed and not replay.candidates and location.external is None)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is an argument of a computation, and not something that gives others, such as a loader."""
+    if isinstance(value, (list, tuple, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth < _DEEPEST and len(value) <= _LONGEST and all(_is_plain(each, depth + 1) for each in inner)
+    return value is None or isinstance(value, (Tensor, nn.Module, bool, int, float, str, torch.dtype, torch.device))
+
+
+def _name_of(call: RootCall) -> str:
+    """The function of the program that was called in place of a module; empty for a module."""
+    inner = call.function.func if isinstance(call.function, partial) else call.function
+    return "" if inner is None else inner.__qualname__
 
 
 def _position(call: RootCall, bad: BadOutput | None) -> tuple[str, ...]:

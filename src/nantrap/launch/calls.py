@@ -15,6 +15,7 @@ step. Data that the script cleans with `nan_to_num`, and the beginning of an eva
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 import warnings
@@ -44,11 +45,13 @@ from nantrap.launch.torch_private import (
     AROUND_UNCOMPILED,
     compiled_as_before,
     compiler_listens,
+    decorating,
     not_examined,
     not_traced,
 )
 from nantrap.locate.failure import active_replays
 from nantrap.locate.python_private import current_frame
+from nantrap.locate.source import is_installed, is_user_code
 
 _PASSED_THROUGH = (__name__, Patches.__module__)
 """Where the functions are that stand in the place of PyTorch's; who called them has asked."""
@@ -104,6 +107,7 @@ def _install_questions(patches: Patches, registry: OptimizerRegistry) -> None:
 def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
     """Notice `nan_to_num` and `model.eval()`."""
     asked = registry.asked
+    blocks = [torch.no_grad, torch.inference_mode]
 
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not registry.is_own_call() and not _asked_by_nantrap():
@@ -118,12 +122,52 @@ def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
         if mode or registry.is_own_call():
             return original(self, mode)
         registry.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
+        while blocks:  # PyTorch and the guard leave such blocks in every step of a training
+            patches.replace(blocks.pop(), "__exit__", functools.partial(_ending, registry))
         return registry.evaluates(self, functools.partial(original, self, mode))
 
     for name in ("nan_to_num", "nan_to_num_"):
         patches.wrap(torch, name, replaced, compiled="plain")
         patches.wrap(Tensor, name, replaced, compiled="plain")
     patches.wrap(torch.nn.Module, "train", train, compiled="plain")
+    patches.replace(decorating, "context_decorator", functools.partial(_decorating, registry))
+
+
+def _ending(registry: OptimizerRegistry, original: Any) -> Any:
+    """A block without gradients ends: what it has computed is looked at if it called a model."""
+
+    @functools.wraps(original)
+    def ended(self: Any, failed: Any, *error: Any) -> None:
+        original(self, failed, *error)
+        if failed is None and not (is_compiling() or compiler_listens()):
+            code = sys._getframe(1).f_code
+            if is_user_code(code) and not is_installed(code):
+                registry.end_block()
+
+    return ended
+
+
+def _decorating(registry: OptimizerRegistry, original: Any) -> Any:
+    """The script puts `@torch.no_grad()` on a function: what the function gives is looked at in an evaluation."""
+
+    @functools.wraps(original)
+    def decorate(context: Any, function: Any) -> Any:
+        """The decorated function, watched if its context switches gradients off."""
+        decorated = original(context, function)
+        switched_off = isinstance(getattr(context, "__self__", None), (torch.no_grad, torch.inference_mode))
+        if not switched_off or inspect.isgeneratorfunction(function):
+            return decorated
+
+        @functools.wraps(decorated)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or compiler_listens():
+                return decorated(*args, **kwargs)
+            call = functools.partial(decorated, *args, **kwargs)
+            return registry.without_gradients(function, call, args, kwargs)
+
+        return watched
+
+    return decorate
 
 
 def _zero_grad(registry: OptimizerRegistry, original: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
+from nantrap.guard.evaluations import Evaluations
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.late import LateSteps
 from nantrap.guard.progress import Tally
@@ -419,6 +420,41 @@ class OptimizerRegistry:
         if self.inference.looks_for_parts:
             self.module_calls.watch()
         return result
+
+    @property
+    def evaluations(self) -> list[Evaluations]:
+        """What watches the calls of models without gradients."""
+        return [*(loop.collector.evaluations for loop in self.guards), self.inference.evaluations]
+
+    def without_gradients(self, function: Callable[..., Any], call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """The script calls a function that switches gradients off. Returns what it gives.
+
+        Args:
+            function: the function itself.
+            call: PyTorch's own call of it.
+            args: of the function.
+            kwargs: of the function.
+        """
+        watching = self.evaluations
+        if self.activity.busy or active_replays or any(each.is_running for each in watching):
+            return call()
+        before = [each.calls for each in watching]
+        around = watching[0].around(function, args, kwargs)
+        result, raised = None, True
+        try:
+            result = call()
+            raised = False
+        finally:
+            for each, calls in zip(watching, before, strict=True):
+                if around is not None and each.calls > calls:
+                    each.end_around(around, result, calls=each.calls - calls, raised=raised)
+        return result
+
+    def end_block(self) -> None:
+        """The script has left a block without gradients."""
+        if not (self.activity.busy or active_replays):
+            for each in self.evaluations:
+                each.end_block()
 
     def _called_apart(self, module: nn.Module) -> None:
         """The script calls a module: one that no optimizer trains is watched by itself."""

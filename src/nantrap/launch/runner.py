@@ -104,7 +104,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
             inference = attachment.registry.inference.evaluations
             found = [loop.explain(error) for loop in attachment.registry]
             if not any(found) and not inference.explain(error):
-                inference.explain_line(error)
+                any(each.explain_line(error) for each in attachment.registry.evaluations)
         if lost and attachment.settings.exit_by_kind:
             return RANK_LOST
         return STOPPED if came_from_guard(error) else 1

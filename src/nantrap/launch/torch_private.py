@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
+from torch.utils import _contextlib
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+decorating = _contextlib
+"""Where `context_decorator` is: what puts `@torch.no_grad()` on a function."""
 LoaderIterator = _BaseDataLoaderIter
 """What `iter(DataLoader)` gives, with or without workers."""
 

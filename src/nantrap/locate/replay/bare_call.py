@@ -147,8 +147,8 @@ def failure_of_call(
         quiet: context in which a re-run must not communicate with other ranks.
         run: what is known of the run.
     """
-    module = root if call.module is None else call.module
-    bound = _bound(module, call)
+    called = call.function or (root if call.module is None else call.module)
+    bound = _bound(called, call)
     path = None if bad is None else bad.path
 
     def forward(batch: Any) -> Tensor:
@@ -156,7 +156,7 @@ def failure_of_call(
         put_back(held)
         args, kwargs = _arguments(bound, batch) if bound is not None else batch
         with torch.no_grad(), autocast_like(call.autocast), call.as_made(root):
-            given = dict(tensors_of(module(*args, **kwargs)))
+            given = dict(tensors_of(called(*args, **kwargs)))
         chosen = given.get("batch" if path == "output" else path or "")
         values = next(iter(given.values()), None) if chosen is None else chosen
         if values is None:
@@ -185,10 +185,11 @@ def failure_of_call(
     )
 
 
-def _bound(module: nn.Module, call: RootCall) -> inspect.BoundArguments | None:
+def _bound(called: Callable[..., Any], call: RootCall) -> inspect.BoundArguments | None:
     """The arguments of a call by their names; `None` if they do not fit the signature of `forward`."""
+    called = called.forward if isinstance(called, nn.Module) else called
     with contextlib.suppress(TypeError, ValueError):
-        return inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+        return inspect.signature(called).bind(*call.args, **call.kwargs)
     return None
 
 

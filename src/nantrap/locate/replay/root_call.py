@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
@@ -103,6 +103,8 @@ class RootCall:
         rng: random streams before the call.
         autocast: device and dtype of the autocast region around it.
         module: the module that was called; `None` for the root.
+        function: what was called in place of a module: a function of the program that calls it, without its first
+            argument if that is the module.
         called_at: the user's code that made the call, and the instruction in it.
         frames: the frame that made the call and its caller, until the backward pass: a loss may be dropped before it.
         redirected: what stood in place of the root's `forward` in this call: Lightning and Fabric send a method through
@@ -141,6 +143,7 @@ class RootCall:
     factors: tuple[Factor, ...] = ()
     entry: FrameworkCall | None = None
     frames: tuple[FrameType | None, ...] = ()
+    function: Callable[..., Any] | None = None
 
     @property
     def place(self) -> Place | None:

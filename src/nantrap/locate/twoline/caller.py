@@ -24,12 +24,16 @@ from nantrap.locate.twoline.rewriting import NotRepeatable, tree_of
 
 @dataclass(frozen=True, slots=True)
 class KeptFrame:
-    """A frame as it was: where it was, and the values of its names then. Looks like a frame to those who read one."""
+    """A frame as it was: where it was, and the values of its names then. Looks like a frame to those who read one.
+
+    `ended` if the line is over, and the values are those behind it.
+    """
 
     f_code: CodeType
     f_lineno: int
     f_globals: dict[str, Any]
     values: dict[str, Any]
+    ended: bool = False
 
     @property
     def f_locals(self) -> dict[str, Any]:

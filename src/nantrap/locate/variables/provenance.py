@@ -16,8 +16,9 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -31,11 +32,12 @@ from nantrap.locate.failure import Failure
 from nantrap.locate.location import Location
 from nantrap.locate.replay.replay import registered
 from nantrap.locate.replay.rng import RngState
+from nantrap.locate.source import is_installed
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
 from nantrap.locate.trace.storage import share_memory
 from nantrap.locate.trace.tape import Tape
-from nantrap.locate.twoline.caller import Frame, names_in, near_callers
+from nantrap.locate.twoline.caller import Frame, KeptFrame, names_in, near_callers, seen_from
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.rewriting import NotRepeatable, body_of, compiled, guarded_tree
 
@@ -169,35 +171,63 @@ def given_bad(location: Location) -> tuple[Tensor, str] | None:
     return (bad[0].tensor, bad[0].name) if bad else None  # one value per sample, such as a log-probability of -Inf
 
 
-def bad_variable() -> list[Link]:
+def bad_in_block() -> list[Link]:
+    """The way back from the first bad variable that the `with` block assigned which has just ended here."""
+    frames = list(near_callers(_MOST_FRAMES))
+    if not frames or is_installed(frames[0].f_code):
+        return []
+    inner = frames[0]
+    blocks = [node for each in _body(inner) for node in ast.walk(each) if isinstance(node, ast.With)]
+    ended = next((each for each in blocks if each.lineno == inner.f_lineno), None)
+    if ended is None:
+        return []
+    last = ended.end_lineno or ended.lineno
+    held = names_in(inner)
+    assigned = {name for each in _statements(ended.body, held, set()) for name in _written(each)}
+    with seen_from([KeptFrame(inner.f_code, last, inner.f_globals, held, ended=True), *frames[1:]]):
+        return bad_variable(among=assigned)
+
+
+def bad_variable(among: Set[str] | None = None) -> list[Link]:
     """The way back from the first bad variable of the program that carries no graph, where no operand has a name.
 
     What was computed from something bad with a graph is left out: a number that was read from the bad loss; and what
     the program writes itself (`best = math.inf`). A few values of -Inf count only if nothing else is bad:
     log-probabilities; many of them are a mask.
+
+    Args:
+        among: the variables of the innermost function in which NaN is looked for, and nothing else.
     """
     frames = list(near_callers(_MOST_FRAMES))
-    for minus in (False, True):
-        for position, frame in enumerate(frames):
+    for minus in (False, True) if among is None else (False,):
+        for position, frame in enumerate(frames if among is None else frames[:1]):
             held, found = names_in(frame), []
             for name, value in held.items():
+                if among is not None and name not in among:
+                    continue
                 if isinstance(value, dict):  # a number in it is a setting
                     value = {key: each for key, each in value.items() if not isinstance(each, float)}
                 elif not isinstance(value, (Tensor, np.ndarray, float, list)):
                     continue
                 bad = None if _has_graph(value) else first_bad(value, name, minus=minus)
-                if bad is None or (minus and bad.share > _FEW):
+                if bad is None or (minus and bad.share > _FEW) or (among is not None and not bad.nan):
                     continue
-                statement = _assigned_last(frame, name, frame.f_lineno)
-                if statement is not None and (statement.end_lineno or 0) >= frame.f_lineno:
+                statement = _assigned_last(frame, name, _line(frame))
+                if statement is not None and (statement.end_lineno or 0) >= _line(frame):
                     continue  # the variable holds what the round before left, which may be due to its bad loss
                 read = [] if statement is None else [held[each] for each in _read_by(statement, "") if each in held]
+                read = [each for each in read if not isinstance(each, ModuleType)]
                 made = statement is not None and (read or _calls(statement, {**frame.f_globals, **held}))
                 if statement is not None and made and not any(map(_has_graph, read)):
                     found.append((statement.lineno, name))
             if found:
                 return _followed(frames, position, min(found)[1], minus=minus)
     return []
+
+
+def _line(frame: Frame) -> int:
+    """The line that a frame has reached: what is above it was run."""
+    return frame.f_lineno + (isinstance(frame, KeptFrame) and frame.ended)
 
 
 def _has_graph(value: Any) -> bool:
@@ -323,10 +353,10 @@ def _link(frame: Frame, variable: str, *, minus: bool) -> tuple[Link, str | None
     bad = first_bad(_resolved(held, variable), variable, minus=minus)
     if bad is None:
         return None
-    statement = _assigned_last(frame, variable, frame.f_lineno)
+    statement = _assigned_last(frame, variable, _line(frame))
     owner = variable.rpartition(".")[0]
     if statement is None and owner:  # a part of what `for data in buffer.get()` or `data = sample()` gave
-        statement = _assigned_last(frame, owner, frame.f_lineno)
+        statement = _assigned_last(frame, owner, _line(frame))
     if statement is None:
         return Link(bad, frame), None
     shown: ast.stmt | None = statement
@@ -393,7 +423,7 @@ def _bad_read(frame: Frame, held: Mapping[str, Any], statement: ast.stmt, variab
         if each in seen:
             continue
         seen.add(each)
-        before = _assigned_last(frame, each, frame.f_lineno) if each in held else None
+        before = _assigned_last(frame, each, _line(frame)) if each in held else None
         same_loop = before is not None and _in_same_loop(frame, statement, before)
         value = _resolved(held, each)
         # of an object whose own method runs, what it holds itself: a trainer keeps the history of its losses further in
@@ -424,7 +454,7 @@ def _assigned_last(frame: Frame, variable: str, line: int, *, only_before: bool 
     if there was one; only then one before the loop.
     """
     body, held = _body(frame), names_in(frame)
-    over = _assigned_in_ended_loops(body, frame.f_lineno)
+    over = _changed_by_ended_loops(body, frame.f_lineno, variable)
     found = [each for each in _statements(body, held, over) if variable in _written(each) and not _is_finite(each)]
     before = max((each.lineno for each in found if each.lineno < line), default=0)
     around = [loop for loop in _loops(body) if loop.lineno <= line <= (loop.end_lineno or 0)]
@@ -453,11 +483,16 @@ def _is_first_round(loop: ast.For | ast.While, held: Mapping[str, Any]) -> bool:
     return isinstance(value, int) and value == 0
 
 
-def _assigned_in_ended_loops(body: list[ast.stmt], line: int) -> set[str]:
-    """The variables that loops assign which are not around a line: they hold what the last round left."""
-    loops = _loops(body)
-    ended = [loop for loop in loops if not loop.lineno <= line <= (loop.end_lineno or 0)]
-    return {name for loop in ended for each in _statements([loop], {}, set()) for name in _written(each)}
+def _changed_by_ended_loops(body: list[ast.stmt], line: int, variable: str) -> set[str]:
+    """The variables that loops assign which are not around a line, and that do not tell which branch made a variable.
+
+    They hold what the last round left. That round made the variable too, unless each round writes a part of it.
+    """
+    ended = [loop for loop in _loops(body) if not loop.lineno <= line <= (loop.end_lineno or 0)]
+    within = [list(_statements([loop], {}, set())) for loop in ended]
+    names = [{name for each in statements for name in _written(each)} for statements in within]
+    in_parts = any(_writes_a_part(each) and variable in _written(each) for each in chain(*within))
+    return {name for i, own in enumerate(names) for name in own if in_parts or any(name in n for n in names[i + 1 :])}
 
 
 def _writes_a_part(statement: ast.stmt) -> bool:
@@ -479,7 +514,8 @@ def _outcome(test: ast.expr, held: Mapping[str, Any], over: set[str]) -> bool | 
         return None
     read = [*_operands(test)]
     values = {path: _resolved(held, path) for path in read}
-    if over & set(read) or not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
+    plain = (isinstance(value, (str, int, float)) or (value is None and path in held) for path, value in values.items())
+    if over & set(read) or not all(plain):
         return None
     with contextlib.suppress(Exception):
         code = compile(ast.Expression(_WithValues(values).visit(copy.deepcopy(test))), "<test>", "eval")
@@ -558,7 +594,10 @@ def _resolved(held: Mapping[str, Any], path: str) -> Any:
         if isinstance(value, ModuleType):
             return None
         fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
-        value = getattr(value, attribute) if attribute in fields else getattr(value, "__dict__", {}).get(attribute)
+        held = getattr(value, "__dict__", {})
+        if isinstance(value, nn.Module):
+            held = dict(chain(held.items(), value.named_parameters(recurse=False), value.named_buffers(recurse=False)))
+        value = getattr(value, attribute) if attribute in fields else held.get(attribute)
     return value
 
 
@@ -730,7 +769,8 @@ def made_again(link: Link, failed: Failure) -> Remade | None:
     code = compiled([guarded_tree(ast.fix_missing_locations(assigned))], link.frame.f_code)
 
     def result(batch: Any) -> Tensor:
-        found = Guarded(failed.root, _refuse).run(code, {**names, **batch})[_RESULT]
+        call_model = _refuse if failed.during == "training" else _call
+        found = Guarded(failed.root, call_model).run(code, {**names, **batch})[_RESULT]
         if not isinstance(found, Tensor):
             raise NotRepeatable("a statement that gives no tensor")
         return found
@@ -775,6 +815,10 @@ def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, mad
             replay = judge(trace, [Sink("the value", "value", trace.origins_of(found))])
             return Remade(again, replay) if replay.op is not None else None
     return None
+
+
+def _call(module: Any, args: Any, kwargs: Any) -> Any:
+    return module(*args, **kwargs)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
