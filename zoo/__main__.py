@@ -20,7 +20,7 @@ from typing import Any
 
 from zoo import cost, isolated, results
 from zoo.judging import Answer, Tally
-from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back, sample
+from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back, is_script, sample
 from zoo.running import Tool
 from zoo.tools import find_tool, tools
 
@@ -59,8 +59,9 @@ def show(title: str, tally: Tally, *, name_misses: bool) -> None:
 
 
 def run(tool_name: str, names: list[str], arguments: argparse.Namespace) -> dict[Path, Answer]:
-    """The answers of a tool on the programs of these names."""
-    chosen = find(*names)
+    """The answers of a tool on the programs of these names; whole scripts are for those that can run them."""
+    runs_scripts = hasattr(find_tool(tool_name), "run_script")
+    chosen = [path for path in find(*names) if runs_scripts or not is_script(path)]
     if arguments.missing:
         stored = results.read(results.RESULTS / f"{find_tool(tool_name).name}.json").get("programs", {})
         chosen = [path for path in chosen if path.relative_to(ZOO).as_posix() not in stored]
@@ -130,7 +131,7 @@ def main() -> int:
         prog="python -m zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", help="families, controls, collections or programs (default: all to be read)"
+        "names", nargs="*", help="families, controls, scripts, collections or programs (default: all programs)"
     )
     parser.add_argument("--tool", action="append", help="a name, or FILE.py; several may be given")
     parser.add_argument("--list", action="store_true", help="list the tools")
@@ -179,7 +180,7 @@ def main() -> int:
         for each in arguments.names or (*families(), CONTROLS):
             part = find(each)
             tally = Tally([found[path] for path in part if path in found])
-            if not arguments.json:
+            if not arguments.json and tally.answers:
                 show(f"{tool.name}, {each}", tally, name_misses=not any(map(is_held_back, part)))
             if arguments.freeze and each in collections():
                 freeze(tool, each, tally.answers)

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from zoo.judging import Answer, measure
-from zoo.loading import CONTROLS
+from zoo.loading import is_healthy
 from zoo.running import Tool
 from zoo.tools import find_tool
 
@@ -101,7 +101,7 @@ def _result(name: str, path: Path, process: BaseProcess, end: Connection, *, hun
     process.join()
     if answer is None:
         said = "no end within the time limit" if hung else f"the process ended with {process.exitcode}"
-        answer = Answer(path.stem, name, path.parent.name == CONTROLS, raised=said, said=said, finite=False)
+        answer = Answer(path.stem, name, is_healthy(path), raised=said, said=said, finite=False)
     return answer
 
 

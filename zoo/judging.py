@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.loading import is_control, is_place, module_of, operation_of_node
-from zoo.running import Alarm, Run, Tool, state_is_finite
+from zoo.loading import is_control, is_place, is_script, is_step, module_of, operation_of_node
+from zoo.running import Alarm, Run, ScriptRun, Tool
 
 _EITHER = {"bn_buffers_poisoned": {"bn_buffers_poisoned", "fp16_forward_overflow"}}
 """Two names for one fault: the buffer that was poisoned, and what poisoned it."""
@@ -19,8 +19,9 @@ _EITHER = {"bn_buffers_poisoned": {"bn_buffers_poisoned", "fp16_forward_overflow
 class Answer:
     """What one tool did with one program, compared with the truth.
 
-    `place` is right as far as a place was named, `full_place` if phase, module and operation were named and are right.
-    `line` is `None` where the truth names no line, `finite` where the run was not made to the end.
+    `place` is right as far as a place was named, `full_place` if phase, module and operation were named and are right;
+    both are `None` for a whole script. `line` is `None` where the truth names no line, `finite` where the run was not
+    made to the end.
     """
 
     program: str
@@ -28,8 +29,8 @@ class Answer:
     control: bool
     found: bool = False
     step: bool = False
-    place: bool = False
-    full_place: bool = False
+    place: bool | None = False
+    full_place: bool | None = False
     line: bool | None = None
     cause: bool = False
     among_three: bool = False
@@ -47,33 +48,40 @@ class Answer:
 
 
 def measure(tool: Tool, path: Path, *, to_the_end: bool = False) -> Answer:
-    """Let a tool train a program in this process, up to its first alarm or to the end, and compare."""
-    run, raised = Run(path, to_the_end=to_the_end), ""
+    """Let a tool train a program in this process, up to its first alarm or to the end, and compare.
+
+    A whole script always runs to its end.
+    """
+    run: Run | ScriptRun
+    run, raised = ScriptRun(path) if is_script(path) else Run(path, to_the_end=to_the_end), ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            tool.train(run)
+            if isinstance(run, ScriptRun):
+                tool.run_script(run)  # type: ignore[attr-defined]
+            else:
+                tool.train(run)
         except Exception as error:
             raised = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    if run.ended == float("inf"):  # the tool left the loop in the middle of a step
+    if isinstance(run, Run) and run.ended == float("inf"):  # the tool left the loop in the middle of a step
         run.ended = [*run.begins, *run.told][-1]
     return answer_of(run, tool, raised)
 
 
-def answer_of(run: Run, tool: Tool, raised: str = "") -> Answer:
+def answer_of(run: Run | ScriptRun, tool: Tool, raised: str = "") -> Answer:
     """What the tool said of the run first, right or wrong, and how the run ended."""
-    case = run.build()
-    truth = case["truth"]
+    truth = run.truth()
     failed = truth.get("first_bad_step")
     values: dict[str, Any] = {"raised": raised, "said": raised, "line": None if truth.get("line") is None else False}
     if run.to_the_end:
-        values["all_steps"] = not raised and len(run.begins) == case["steps"]
-        values["finite"] = run.bad_at_first or state_is_finite(case)
+        values |= {"all_steps": not raised and run.is_whole(), "finite": run.is_finite()}
     if run.alarms:
         step, alarm = run.alarms[0]
         values |= _compared(alarm, step, truth)
-        if failed is not None and step >= failed:
+        if isinstance(run, Run) and failed is not None and step >= failed:
             values["seconds"] = run.seconds_to_answer(failed)
+    if isinstance(run, ScriptRun):
+        values |= {"place": None, "full_place": None}
     control = is_control(truth)
     return Answer(run.path.stem, tool.name, control, found=bool(run.alarms), **values)
 
@@ -81,7 +89,7 @@ def answer_of(run: Run, tool: Tool, raised: str = "") -> Answer:
 def _compared(alarm: Alarm, step: int, truth: dict[str, Any]) -> dict[str, Any]:
     accepted = {truth["cause"], *_EITHER.get(truth["cause"], ()), *truth.get("also", ())}
     slugs = [cause.slug for cause in alarm.causes]
-    right, right_step = bool(slugs) and slugs[0] in accepted, step == truth.get("first_bad_step")
+    right, right_step = bool(slugs) and slugs[0] in accepted, is_step(truth, step)
     place = not is_control(truth) and right_step
     shown = ", ".join(f"{cause.slug}{' (proven)' * cause.proven}" for cause in alarm.causes[:3])
     line = truth.get("line")
@@ -162,8 +170,8 @@ class Tally:
 
     @property
     def misses(self) -> list[str]:
-        """What was said where place or cause is wrong."""
-        missed = [answer for answer in self.failures if not (answer.place and answer.cause)]
+        """What was said where place (of a script: step) or cause is wrong."""
+        missed = [a for a in self.failures if not (a.cause and (a.step if a.place is None else a.place))]
         return [f"{a.program}: {a.said or 'nothing'}" + (f"; wanted {a.wanted}" if a.wanted else "") for a in missed]
 
     def counts(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """How a program is found, loaded and run, and when a place is right. Nothing here knows nantrap.
 
-Programs are named by family (`data`), by collection (`two_suspects`), by `controls`, or by their own names.
+Programs are named by family (`data`), by collection (`two_suspects`), by `controls`, by `scripts`, or by their own
+names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ Case = dict[str, Any]
 
 ZOO = Path(__file__).resolve().parent
 CONTROLS = "controls"
+SCRIPTS = "scripts"
 MEASURE_ONLY = "measure only"
 
 
@@ -59,19 +62,35 @@ def _entry(path: Path) -> dict[str, Any]:
     return entry
 
 
+def is_script(path: Path) -> bool:
+    """Whether it is a whole script, in a folder of its own, and not a program with `build()`."""
+    return path.parent.name == SCRIPTS
+
+
+def is_healthy(path: Path) -> bool:
+    """Whether nothing is wrong with a program."""
+    return is_control(truth_of_script(path)) if is_script(path) else path.parent.name == CONTROLS
+
+
+@functools.cache
+def truth_of_script(folder: Path) -> dict[str, Any]:
+    """The answer of a whole script."""
+    return _flat(json.loads((folder / "truth.json").read_text(encoding="utf-8")))
+
+
 def find(*names: str) -> list[Path]:
     """The programs of these families and collections, or with these names; all that may be read if none is given.
 
-    Programs that are for measuring only come by the name of their collection alone.
+    Programs that are for measuring only come by the name of their collection alone. Whole scripts have to be named too.
     """
     paths = sorted(ZOO / name for name in manifest()["programs"])
     if not names:
-        return [path for path in paths if not is_held_back(path)]
+        return [path for path in paths if not is_held_back(path) and not is_script(path)]
     found: set[Path] = set()
     for name in names:
         chosen = [path for path in paths if _is_called(path, name)]
         if not chosen:
-            known = ", ".join((*families(), CONTROLS, *collections()))
+            known = ", ".join((*families(), CONTROLS, SCRIPTS, *collections()))
             raise ValueError(f"there is no family, collection or program {name!r} in the zoo; it has {known}")
         found.update(chosen)
     return sorted(found)
@@ -98,6 +117,7 @@ def load(path: Path) -> Case:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # some tools look a function up by the name of its module
     spec.loader.exec_module(module)
     case: Case = module.build()
     case["truth"] = _flat(case["truth"])
@@ -139,6 +159,12 @@ def loss_function(case: Case) -> Callable[[Any], Tensor]:
     return compute
 
 
+def is_step(truth: dict[str, Any], step: int) -> bool:
+    """Whether a step is the one of the truth; any step is, where something fails outside all of them."""
+    failed = truth.get("first_bad_step")
+    return (failed is None and not is_control(truth)) or step in (failed, *_also(truth, "step"))
+
+
 def module_of(truth: dict[str, Any]) -> str:
     """The guilty module by its qualified name; `loss` for code outside the model."""
     return "loss" if truth.get("module") in ("", None) or truth.get("where") == "loss_fn" else str(truth["module"])
@@ -160,9 +186,9 @@ def is_place(
     return right_phase and right_module and (free or bool(ops & {truth["op"], *_also(truth, "op")}))
 
 
-def _also(truth: dict[str, Any], what: str) -> tuple[str, ...]:
+def _also(truth: dict[str, Any], what: str) -> tuple[Any, ...]:
     more = truth.get(f"also_{what}") or ()
-    return (more,) if isinstance(more, str) else tuple(more)
+    return (more,) if isinstance(more, (str, int)) else tuple(more)
 
 
 @functools.cache

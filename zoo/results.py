@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.judging import Answer, Tally
-from zoo.loading import ZOO, collection_of, is_held_back, manifest
+from zoo.loading import ZOO, collection_of, is_healthy, is_held_back, manifest
 from zoo.running import Tool
 
 RESULTS = ZOO / "results"
@@ -109,7 +109,7 @@ def decode(tool: str, name: str, stored: list[Any]) -> Answer:
     values["line"] = None if "-" in letters else values["line"]
     values |= {field: ("",) if values[field] else () for field in ("false_proofs", "false_sentences")}
     values["raised"] = "an error" if values["raised"] else ""
-    return Answer(Path(name).stem, tool, name.startswith("controls/"), seconds=seconds, **values)
+    return Answer(Path(name).stem, tool, is_healthy(ZOO / name), seconds=seconds, **values)
 
 
 def save(tool: Tool, found: dict[Path, Answer], names: Iterable[str] = ()) -> Path:

@@ -19,12 +19,16 @@ A tool trains the program in its own way and says what it notices:
                 case["optimizer"].zero_grad()
 
     TOOLS = (Tool(),)
+
+A tool that runs whole scripts has `run_script` as well, which is handed a `ScriptRun`.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import runpy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,8 +37,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.loading import Case, batches, load, loss_function
+from zoo.loading import Case, batches, load, loss_function, truth_of_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +115,26 @@ class Run:
             self.bad_at_first = not state_is_finite(self._case)
         return self._case
 
+    def truth(self) -> dict[str, Any]:
+        """The answer."""
+        truth: dict[str, Any] = self.build()["truth"]
+        return truth
+
+    def is_whole(self) -> bool:
+        """Whether every step was begun."""
+        return len(self.begins) == self.build()["steps"]
+
+    def is_finite(self) -> bool:
+        """Whether the model and the optimizer's state hold finite values only, or did not from the beginning."""
+        return self.bad_at_first or state_is_finite(self.build())
+
     def batches(self) -> Batches:
         """The batches of the program, one for each step; a step lasts until the next one is asked for."""
         return Batches(self)
 
-    def loss(self, batch: Any, model: Any = None) -> Tensor:
-        """The loss of a batch under the program's autocast, with a model around the program's own if it is given."""
-        case = self.build()
-        found: Any = loss_function(case if model is None else {**case, "model": model})(batch)
+    def loss(self, batch: Any) -> Tensor:
+        """The loss of a batch under the program's autocast; the sum if the program returns several."""
+        found: Any = loss_function(self.build())(batch)
         loss: Tensor = sum(found.values()) if isinstance(found, dict) else found  # type: ignore[assignment]
         return loss
 
@@ -168,9 +185,70 @@ class Batches:
         run.ended = run.clock()
 
 
+class ScriptRun:
+    """One whole script, the alarms that were raised, and the optimizers that made updates.
+
+    A step of a script is an update that any of its optimizers makes, counted from 0.
+    """
+
+    to_the_end = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.script = path / "train.py"
+        self.alarms: list[tuple[int, Alarm]] = []
+        self.updates = 0
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._ended = False
+
+    def truth(self) -> dict[str, Any]:
+        """The answer."""
+        return truth_of_script(self.path)
+
+    def is_whole(self) -> bool:
+        """Whether the script came to its end."""
+        return self._ended
+
+    def is_finite(self) -> bool:
+        """Whether what the optimizers hold is finite, weights and state; buffers of a model are not seen."""
+        found = self._optimizers.values()
+        weights = [weight for each in found for group in each.param_groups for weight in group["params"]]
+        return _are_finite([*weights, *(value for each in found for value in _state_of(each))])
+
+    def run(self, start: Callable[[str], object] | None = None) -> None:
+        """Run the script as `python train.py` does, or let a tool start it."""
+        script = str(self.script)
+        start = start or (lambda script: runpy.run_path(script, run_name="__main__"))
+        watching = register_optimizer_step_post_hook(self._updated)
+        sys.argv[:] = [script]
+        sys.path.insert(0, str(self.path))
+        try:
+            start(script)
+            self._ended = True
+        except SystemExit as end:
+            self._ended = not end.code
+        finally:
+            watching.remove()
+            sys.path.remove(str(self.path))
+
+    def _updated(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._optimizers[id(optimizer)] = optimizer
+        self.updates += 1
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Note what the tool says, for the current step unless the alarm names one."""
+        self.alarms.append((self.updates if alarm.step is None else alarm.step, alarm))
+
+
 def state_is_finite(case: Case) -> bool:
     """Whether the model and the optimizer's state hold finite values only."""
-    tensors = [*case["model"].parameters(), *case["model"].buffers()]
-    tensors += [value for entry in case["optimizer"].state.values() for value in entry.values()]
-    floats = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+    return _are_finite([*case["model"].parameters(), *case["model"].buffers(), *_state_of(case["optimizer"])])
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [value for entry in optimizer.state.values() for value in entry.values()]
+
+
+def _are_finite(values: list[Any]) -> bool:
+    floats = [t for t in values if isinstance(t, Tensor) and t.is_floating_point()]
     return all(bool(t.isfinite().all()) for t in floats)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from zoo.loading import CONTROLS, MEASURE_ONLY, ZOO, manifest
+from zoo.loading import MEASURE_ONLY, ZOO, is_healthy, is_script, manifest
 from zoo.results import BENCHMARKS, COSTS, OUTSIDE, RESULTS, read, tally_of
 from zoo.tools import tools
 
@@ -21,6 +21,7 @@ PAGES = (ZOO.parent / "docs" / "benchmarks.md", ZOO.parent / "docs" / "zoo.md", 
 FORMS = {"attempt": "nantrap_attempt", "two lines": "nantrap_two_lines", "run": "nantrap_run"}
 _HEADS = ("noticed", "right step", "place, as named", "place in full", "line", "cause", "false proofs", "false alarms",
           "finite at the end", "usable at the end", "answer, median s")  # fmt: skip
+_NOT_OF_SCRIPTS = ("place, as named", "place in full", "answer, median s")
 
 
 def results() -> list[dict[str, Any]]:
@@ -55,14 +56,27 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def _collections(*, scripts: bool) -> list[str]:
+    """The collections of whole scripts, or the others."""
+    found = {entry["collection"] for name, entry in manifest()["programs"].items() if is_script(ZOO / name)}
+    return [name for name in manifest()["collections"] if (name in found) == scripts]
+
+
+def _of_healthy(names: Iterable[str]) -> int:
+    return sum(is_healthy(ZOO / name) for name in names)
+
+
 def counts() -> str:
-    """How many programs there are."""
-    programs = manifest()["programs"]
-    healthy = sum(name.startswith(CONTROLS) for name in programs)
-    threads = sum("threads" in entry for entry in programs.values())
+    """How many programs and scripts there are."""
+    entries = manifest()["programs"]
+    scripts = [name for name in entries if is_script(ZOO / name)]
+    programs = [name for name in entries if name not in scripts]
+    healthy = _of_healthy(programs)
+    threads = sum("threads" in entry for entry in entries.values())
     return (
         f"{len(programs)} programs: {len(programs) - healthy} fail in training; {healthy} are healthy, although a"
-        f" careless detector would accuse them. {threads} name the public threads that they follow."
+        f" careless detector would accuse them. {len(scripts)} whole scripts, {_of_healthy(scripts)} of them healthy."
+        f" {threads} of all name the public threads that they follow."
     )
 
 
@@ -72,7 +86,7 @@ def collection_table() -> str:
     rows = []
     for name, each in manifest()["collections"].items():
         own = [program for program, entry in programs.items() if entry["collection"] == name]
-        healthy = sum(program.startswith(CONTROLS) for program in own)
+        healthy = _of_healthy(own)
         rows.append([f"`{name}`", str(len(own) - healthy), str(healthy), each["about"], each["author"]])
     return table(("collection", "fail", "healthy", "what it holds", "how it was written"), rows)
 
@@ -106,19 +120,35 @@ def all_programs() -> str:
     """Each tool over every program that may be read."""
     found = results()
     rows = []
-    every = sum(entry.get("use") != MEASURE_ONLY for entry in manifest()["programs"].values())
+    own = _collections(scripts=False)
+    every = sum(
+        entry["collection"] in own and entry.get("use") != MEASURE_ONLY for entry in manifest()["programs"].values()
+    )
     for result in found:
-        tally = tally_of(result)
+        tally = tally_of(result, own)
         part = "" if len(tally.answers) == every else f" ({len(tally.answers)} of {every} programs)"
         rows.append([f"{result['about']}{part}", *cells(tally.counts())])
     words = settings(each for result in found for each in result["measured"])
     return f"{table(('tool', *_HEADS), rows)}\n\n{words}"
 
 
+def scripts() -> str:
+    """The tools that need no change of a script over every whole script."""
+    heads = [head for head in _HEADS if head not in _NOT_OF_SCRIPTS]
+    rows = []
+    for result in (_of(name) for name in tools()):
+        counts = tally_of(result, _collections(scripts=True)).counts() if result else {"programs": 0}
+        if counts["programs"]:
+            row = dict(zip(_HEADS, cells(counts), strict=True))
+            rows.append([result["about"], *(row[head] for head in heads)])
+    return table(("tool", *heads), rows)
+
+
 def unseen() -> str:
     """Each tool over the collections that were not read as a whole when rules were written."""
     apart = [name for name, each in manifest()["collections"].items() if each.get("use") == MEASURE_ONLY]
-    read_later = [name for name, each in manifest()["collections"].items() if not each["seen"] and name not in apart]
+    own = _collections(scripts=False)
+    read_later = [name for name in own if not manifest()["collections"][name]["seen"] and name not in apart]
     parts = []
     for name in [*apart, *read_later]:
         rows = []
@@ -135,7 +165,7 @@ def first_and_now() -> str:
     """nantrap on each collection: the first measurement, and now."""
     heads = ("collection", "form", "cause, first", "cause, now", "place, first", "place, now", "false proofs, first",
              "false proofs, now", "false alarms, first", "false alarms, now")  # fmt: skip
-    rows = []
+    rows, scripts = [], _collections(scripts=True)
     for name, each in manifest()["collections"].items():
         for form, tool in FORMS.items():
             measured = each["first_measurement"] or {}
@@ -147,7 +177,8 @@ def first_and_now() -> str:
                 now = result["measure_only"].get(name, {}) if apart else tally_of(result, [name]).counts()
             if first or now.get("programs"):
                 both = (first, now if now.get("programs") or now.get("controls") else {})
-                shown = [_share(one, key, "programs") for key in ("cause", "full_place") for one in both]
+                shown = [_share(one, "cause", "programs") for one in both]
+                shown += ["" if name in scripts else _share(one, "full_place", "programs") for one in both]
                 shown += [str(one.get("false_proofs", "")) for one in both]
                 shown += [_share(one, "false_alarms", "controls") for one in both]
                 rows.append([f"`{name}`", form, *shown])
@@ -295,7 +326,8 @@ def growth() -> str:
 
 PARTS = {
     "counts": counts, "collections": collection_table, "missed": missed, "truths": truths,
-    "tools": all_programs, "unseen": unseen, "first": first_and_now, "cost": cost, "outside": outside, "growth": growth,
+    "tools": all_programs, "scripts": scripts, "unseen": unseen,
+    "first": first_and_now, "cost": cost, "outside": outside, "growth": growth,
     "overhead": overhead, "blocks": blocks, "calls": calls, "tensors": tensors,
 }  # fmt: skip
 

@@ -8,13 +8,18 @@ non-finite; whether the loss was finite at that step; the poisoned state; and, i
 operation by operation, that the named operation of the named module makes non-finite values from finite ones in the
 named phase. Where the truth states a `repair`, the program is changed by it and must stay finite. Controls must stay
 finite to the end.
+A whole script runs as it is. Checked are the first update with a non-finite loss, or gradient, weight or state of its
+optimizer, how it ends, that the named line is one of its lines, and the repair.
 A line for each program; exit 1 if any truth does not hold.
 """
 
 import argparse
 import contextlib
+import io
 import itertools
+import os
 import random
+import re
 import sys
 import tempfile
 import traceback
@@ -25,8 +30,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zoo.loading import CONTROLS, find, is_control, load
+from zoo.loading import CONTROLS, find, is_control, is_script, is_step, load
 from zoo.results import RESULTS, save_parts
+from zoo.running import ScriptRun
 
 torch.set_num_threads(1)
 KEYS = {"model", "optimizer", "batches", "loss_fn", "steps", "autocast_dtype", "truth"}
@@ -142,13 +148,14 @@ def fresh(path):
 
 def run_repaired(path, old, new):
     """The plain loop over the program with one text of its code replaced: (first bad step, what is bad there)."""
-    head, _, truth = path.read_text(encoding="utf-8").rpartition("truth=dict(")
-    story, code = head.split('"""', 2)[1:]
+    text = path.read_text(encoding="utf-8")
+    *_, answer = re.finditer(r"truth\s*=\s*dict\(", text)  # it names the text of the repair once more
+    story, code = text[: answer.start()].split('"""', 2)[1:]
     if code.count(old) != 1:
         return "none", [f"the text of the repair occurs {code.count(old)} times"]
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder, path.name)
-        changed.write_text(f'"""{story}"""{code.replace(old, new)}truth=dict({truth}', encoding="utf-8")
+        changed.write_text(f'"""{story}"""{code.replace(old, new)}{text[answer.start() :]}', encoding="utf-8")
         return run(fresh(changed))[:2]
 
 
@@ -199,6 +206,67 @@ def check(path, verbose=False):
     return wrong, seen
 
 
+class WatchedScript(ScriptRun):
+    """A script, and the updates made before its first non-finite loss, or gradient, weight or state of an optimizer."""
+
+    def __init__(self, path, script=None):
+        super().__init__(path)
+        self.script = script or self.script
+        self.bad = self.error = None
+
+    def _look(self, *tensors):
+        if self.bad is None and any(map(has_bad, tensors)):
+            self.bad = self.updates
+
+    def _updated(self, optimizer, args, kwargs):
+        held = [t for group in optimizer.param_groups for p in group["params"] for t in (p, p.grad)]
+        self._look(*held, *(t for entries in optimizer.state.values() for t in entries.values()))
+        super()._updated(optimizer, args, kwargs)
+
+    def ended_as(self):
+        """Run in an empty folder: 0 or 1, as its process would end."""
+        backward, here = torch.Tensor.backward, os.getcwd()
+
+        def watched(loss, *args, **kwargs):
+            self._look(loss)
+            return backward(loss, *args, **kwargs)
+
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            torch.Tensor.backward = watched
+            os.chdir(folder)
+            try:
+                self.run()
+            except Exception as error:
+                self.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+            finally:
+                os.chdir(here)
+                torch.Tensor.backward = backward
+        return int(not self.is_whole())
+
+
+def check_script(path):
+    """The same for a whole script."""
+    run, wrong = WatchedScript(path), []
+    truth, code = run.truth(), run.script.read_text(encoding="utf-8")
+    if (ended := run.ended_as()) != truth.get("exit", 0):
+        wrong.append(f"it ends with {ended} ({run.error})")
+    if run.bad is None and not (is_control(truth) or truth["first_bad_step"] is None or truth.get("skipped_by_script")):
+        wrong.append("no update is bad")
+    if run.bad is not None and (is_control(truth) or not is_step(truth, run.bad)):
+        wrong.append(f"first bad update {run.bad}, not {truth['first_bad_step']}")
+    if "line" in truth and truth["line"] not in code:
+        wrong.append("no line of it is the named one")
+    if "repair" in truth:
+        old, new = truth["repair"]
+        with tempfile.TemporaryDirectory() as folder:
+            changed = Path(folder, "train.py")
+            changed.write_text(code.replace(old, new), encoding="utf-8")
+            repaired = WatchedScript(path, changed)
+            if old not in code or repaired.ended_as() or repaired.bad is not None:
+                wrong.append(f"repaired, its first bad update is {repaired.bad} ({repaired.error})")
+    return wrong, "finite" if run.bad is None else f"update {run.bad}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
@@ -209,7 +277,7 @@ def main():
     found = {}
     for path in find(*args.names):
         try:
-            wrong, seen = check(path, args.v)
+            wrong, seen = check_script(path) if is_script(path) else check(path, args.v)
         except Exception as error:
             said = str(error).partition("\n")[0]  # PyTorch adds where each kernel is, with the folders of the machine
             wrong, seen = [f"{type(error).__name__}: {said}"], ""

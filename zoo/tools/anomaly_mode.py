@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from zoo.running import Alarm, Run
+from zoo.running import Alarm, Run, ScriptRun
 
 _NODE = re.compile(r"Function '(\w+)' returned nan values")
 
@@ -26,26 +29,32 @@ class AnomalyMode:
     def train(self, run: Run) -> None:
         """Train until a backward pass raises."""
         optimizer = run.build()["optimizer"]
-        with warnings.catch_warnings(record=True) as said, torch.autograd.set_detect_anomaly(True):
-            warnings.simplefilter("always")
+        with anomalies_reported(run, run.path), torch.autograd.set_detect_anomaly(True):
             for batch in run.batches():
-                loss = run.loss(batch)
-                try:
-                    loss.backward()
-                except RuntimeError as error:
-                    run.alarm(alarm_of(run, str(error), [str(warning.message) for warning in said]))
-                    return
+                run.loss(batch).backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
+    def run_script(self, run: ScriptRun) -> None:
+        """Run the script until a backward pass raises."""
+        with anomalies_reported(run, run.script), torch.autograd.set_detect_anomaly(True):
+            run.run()
 
-def alarm_of(run: Run, error: str, said: list[str]) -> Alarm:
-    """The node of the error, and the line of the forward call from the traceback in a warning; or the error again."""
-    found = _NODE.search(error)
-    if found is None:
-        raise RuntimeError(error)
-    lines = re.findall(rf'File "{re.escape(str(run.path))}", line \d+, in .*\n +(.*)', "\n".join(said))
-    return Alarm(node=found[1], line=lines[-1] if lines else None)
+
+@contextlib.contextmanager
+def anomalies_reported(run: Run | ScriptRun, file: Path) -> Iterator[None]:
+    """An alarm for the error of a backward pass: its node, and the line of a file from the traceback in a warning."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except RuntimeError as error:
+            found = _NODE.search(str(error))
+            if found is None:
+                raise
+            text = "\n".join(str(warning.message) for warning in said)
+            lines = re.findall(rf'File "{re.escape(str(file))}", line \d+, in .*\n +(.*)', text)
+            run.alarm(Alarm(node=found[1], line=lines[-1] if lines else None))
 
 
 TOOLS = (AnomalyMode(),)

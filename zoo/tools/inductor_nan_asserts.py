@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from zoo.running import Alarm, Run
 
 
@@ -30,11 +28,11 @@ class InductorNanAsserts:
         inductor.compile_threads = 1
         inductor.nan_asserts = self.asserts
         case = run.build()
-        model = torch.compile(case["model"])
+        case["model"].compile()  # in its place: a program that reads a layer of its model finds it
         for batch in run.batches():
             phase = "forward"
             try:
-                loss = run.loss(batch, model)
+                loss = run.loss(batch)
                 phase = "backward"
                 loss.backward()
             except AssertionError as error:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from zoo.running import Alarm, Run
-from zoo.tools.anomaly_mode import alarm_of
+from zoo.tools.anomaly_mode import anomalies_reported
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +36,8 @@ class Lightning:
             max_epochs=1, accelerator="cpu", devices=1, detect_anomaly=self.anomaly, callbacks=callbacks, logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                trainer.fit(_module(run), run.batches())
-            except RuntimeError as error:
-                run.alarm(alarm_of(run, str(error), [str(warning.message) for warning in said]))
-                return
+        with anomalies_reported(run, run.path):
+            trainer.fit(_module(run), run.batches())
         reasons = [callback.stopping_reason_message or "" for callback in callbacks]
         if any(re.search(r"not finite", reason) for reason in reasons):
             run.alarm(Alarm())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.loading import Case, loss_function
-from zoo.running import Alarm, NamedCause, Run
+from zoo.running import Alarm, NamedCause, Run, ScriptRun
 
 if TYPE_CHECKING:
     from nantrap import Guard, Incident
@@ -115,7 +117,7 @@ def built(run: Run) -> Case:
 
 
 class Script:
-    """`nantrap run` on an unmodified script; the program is built by the script. The alarms are read afterwards."""
+    """`nantrap run` on an unmodified script; a program is built by one. The alarms are read afterwards."""
 
     name = "nantrap_run"
     about = "`nantrap run`"
@@ -124,21 +126,40 @@ class Script:
     stops = False
 
     def train(self, run: Run) -> None:
-        """Run the script in this process as the command does, and read its incidents."""
-        from nantrap.cli import main
-        from nantrap.incident.codec import decode_incident
-
+        """Train the program by a script of the usual form; only what happens in training counts."""
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "train.py")
             script.write_text(SCRIPT, encoding="utf-8")
             HANDED.append(run)
             with contextlib.suppress(SystemExit):
-                main(["run", "--quiet", "--run-dir", os.path.join(folder, "run"), str(script)])
+                _started(folder, str(script))
             HANDED.pop()
-            for path in sorted(Path(folder, "run").rglob("incident.json")):
-                incident = decode_incident(json.loads(path.read_text(encoding="utf-8")))
+            for incident in _incidents(folder):
                 if incident.during == "training":
                     run.alarm(dataclasses.replace(alarm_of(incident), step=incident.step - len(MADE)))
+
+    def run_script(self, run: ScriptRun) -> None:
+        """Run a whole script."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                run.run(functools.partial(_started, folder))
+            finally:
+                for incident in _incidents(folder):
+                    run.alarm(dataclasses.replace(alarm_of(incident), step=incident.step))
+
+
+def _started(folder: str, script: str) -> None:
+    """What the command does, in this process."""
+    from nantrap.cli import main
+
+    sys.exit(main(["run", "--quiet", "--run-dir", os.path.join(folder, "run"), script]))
+
+
+def _incidents(folder: str) -> Iterator[Incident]:
+    from nantrap.incident.codec import decode_incident
+
+    for path in sorted(Path(folder, "run").rglob("incident.json")):
+        yield decode_incident(json.loads(path.read_text(encoding="utf-8")))
 
 
 TOOLS = (Guarded("attempt"), Guarded("two lines"), Script())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zoo.running import Run
+from zoo.running import Run, ScriptRun
 
 
 class Plain:
@@ -19,6 +19,10 @@ class Plain:
             run.loss(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+
+    def run_script(self, run: ScriptRun) -> None:
+        """The script as it is."""
+        run.run()
 
 
 TOOLS = (Plain(),)
