@@ -8,14 +8,29 @@ import pytest
 
 from nantrap.incident.codes import BY_SLUG
 from torch_habits import is_possible
-from zoo.loading import CONTROLS, ZOO, collections, families, find, is_control, is_held_back, load, manifest, sample
+from zoo.loading import (
+    CONTROLS,
+    SCRIPTS,
+    ZOO,
+    collections,
+    families,
+    find,
+    is_control,
+    is_held_back,
+    load,
+    manifest,
+    sample,
+    truth_of_script,
+)
 
 FILES = sorted([*ZOO.glob("programs/*/*.py"), *ZOO.glob("controls/*.py")])
+WHOLE = sorted(path.parent for path in ZOO.glob("scripts/*/train.py"))
 
 
 def test_every_program_is_in_the_manifest_once() -> None:
-    assert [path.relative_to(ZOO).as_posix() for path in FILES] == sorted(manifest()["programs"])
-    assert len({path.stem for path in FILES}) == len(FILES)
+    here = [*FILES, *WHOLE]
+    assert sorted(path.relative_to(ZOO).as_posix() for path in here) == sorted(manifest()["programs"])
+    assert len({path.stem for path in here}) == len(here)
     assert {entry["collection"] for entry in manifest()["programs"].values()} == set(collections())
 
 
@@ -26,6 +41,7 @@ def test_programs_held_back_come_only_by_the_name_of_their_collection() -> None:
     assert not any(is_held_back(path) for path in find())
     assert not any(is_held_back(path) for path in find(*families(), CONTROLS))
     assert {*find(), *apart} == set(FILES)
+    assert find(SCRIPTS) == WHOLE
 
 
 def test_a_sample_takes_every_folder_in_its_share() -> None:
@@ -44,7 +60,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_no_program_imports_nantrap_or_a_neighbour() -> None:
     names = {path.stem for path in FILES}
-    for path in FILES:
+    for path in (*FILES, *(folder / "train.py" for folder in WHOLE)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -58,3 +74,10 @@ def test_a_folder_is_the_family_of_the_cause() -> None:
         assert is_control(truth) == (path.parent.name == CONTROLS), path
         if not is_control(truth):
             assert manifest()["families"][path.parent.name][:3] == BY_SLUG[truth["cause"]].code[:3], path
+
+
+def test_a_script_says_where_it_fails_or_that_it_is_healthy() -> None:
+    for folder in WHOLE:
+        truth = truth_of_script(folder)
+        assert is_control(truth) or truth["line"] in (folder / "train.py").read_text(encoding="utf-8"), folder
+        assert is_control(truth) or {truth["cause"], *truth.get("also", ())} <= set(BY_SLUG), folder

@@ -92,12 +92,12 @@ def _compared(alarm: Alarm, step: int, truth: dict[str, Any]) -> dict[str, Any]:
     right, right_step = bool(slugs) and slugs[0] in accepted, is_step(truth, step)
     place = not is_control(truth) and right_step
     shown = ", ".join(f"{cause.slug}{' (proven)' * cause.proven}" for cause in alarm.causes[:3])
-    line = truth.get("line")
+    lines = [text for text in (truth.get("line"), *truth.get("also_line", ())) if text]
     return {
         "step": right_step,
         "place": place and is_place_as_named(truth, alarm),
         "full_place": place and is_place(truth, alarm.phase, alarm.module, alarm.op, alarm.node),
-        "line": None if line is None else alarm.line is not None and line in alarm.line,
+        "line": any(text in (alarm.line or "") for text in lines) if lines else None,
         "cause": right,
         "among_three": bool(accepted & set(slugs[:3])),
         "proven": right and alarm.causes[0].proven,
