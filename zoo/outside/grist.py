@@ -11,13 +11,11 @@ Some programs import cloudpickle, networkx, pandas, rdflib, scikit-learn, six or
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
 from zoo.outside.scripts import Said, judged, run
 
-NAME = "GRIST"
-REPOSITORY = "github.com/Jacob-yen/GRIST"
 LIMIT = 300.0
 PROGRAMS = {
     4: ("test/nn/models/test_autoencoder_grist.py", "autoencoder.py:254"),
@@ -45,6 +43,11 @@ PROGRAMS = {
 }
 """The program, and the line of its guilty statement."""
 PLANTED = {4: "1e4", 5: "1e4", 12: "1e4", 22: "1e4", 51: "1e4", 62: "1e4"}
+ABOUT = {
+    "set": "GRIST",
+    "repository": "github.com/Jacob-yen/GRIST",
+    "about": f"The PyTorch programs, unmodified; {len(PLANTED)} of them with a planted input (`zoo/outside/grist.py`).",
+}
 
 
 def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bool]:
@@ -59,12 +62,4 @@ def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bo
     return said, said.line == PROGRAMS[number][1]
 
 
-def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
-    """The tools on every program."""
-    chosen = [number for number in PROGRAMS if not only or str(number) in only]
-    found = judged(chosen, lambda tool, number: said_of(tool, number, clone, folder))
-    about = f"The PyTorch programs, unmodified; {len(PLANTED)} of them with a planted input (`zoo/outside/grist.py`)."
-    lacking = {n for said in found["programs"].values() for n, words in said.items() if "ModuleNotFound" in words[2]}
-    if lacking:
-        about += f" Not run, because a package was missing: {', '.join(sorted(lacking, key=int))}."
-    return {"set": NAME, "repository": REPOSITORY, "about": about, **found}
+measure = functools.partial(judged, ABOUT, PROGRAMS, said_of)

@@ -78,15 +78,25 @@ def _said(tool: str, code: int | None, stderr: str, script: Path) -> Said:
     return Said(code, words=last[0] if last else "")
 
 
-def judged(programs: Iterable[Any], said_of: Callable[[str, Any], tuple[Said, bool]]) -> dict[str, Any]:
+def judged(
+    about: dict[str, str],
+    programs: Iterable[int],
+    said_of: Callable[[str, int, Path, Path], tuple[Said, bool]],
+    clone: Path,
+    folder: Path,
+    only: list[str],
+) -> dict[str, Any]:
     """Each tool on programs of which the guilty line is known: what was said, and whether the line was right."""
-    numbers, rows, stored = list(programs), [], {}
+    numbers, rows, stored, lacking = [n for n in programs if not only or str(n) in only], [], {}, set()
     for tool in TOOLS:
-        found = {str(number): said_of(tool, number) for number in numbers}
+        found = {str(number): said_of(tool, number, clone, folder) for number in numbers}
         seen, right = sum(bool(said.alarm) for said, _ in found.values()), sum(right for _, right in found.values())
         rows.append([find_tool(tool).about, f"{seen}/{len(found)}", f"{right}/{len(found)}"])
         stored[tool] = {number: [said.alarm, said.line, said.words, right] for number, (said, right) in found.items()}
-    return {"heads": ["tool", "noticed", "right line"], "rows": rows, "programs": stored}
+        lacking |= {number for number, (said, _) in found.items() if "ModuleNotFound" in said.words}
+    words = f" Not run, because a package was missing: {', '.join(sorted(lacking, key=int))}." if lacking else ""
+    return {**about, "about": about["about"] + words, "heads": ["tool", "noticed", "right line"], "rows": rows,
+            "programs": stored}  # fmt: skip
 
 
 def save(name: str, clone: Path, found: dict[str, Any]) -> None:

@@ -8,15 +8,13 @@ NumPy, scikit-learn, Keras or TensorFlow (10, 12 to 15), or stay finite (2, 3, 5
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zoo.outside.scripts import Said, judged, run
 
-NAME = "Soft Assertion"
-REPOSITORY = "github.com/AnwarXahid/soft-assertion-fuzzer"
 LIMIT = 120.0
 
 
@@ -31,7 +29,7 @@ class Subject:
 
 
 _LINEAR = "model = torch.nn.Linear(8, 4)"
-SUBJECTS = {
+PROGRAMS = {
     1: Subject(
         "ID_1/CondINorm_01_rsqrt.py", "var = x_reshaped.var(",
         "norm = subject.CondINorm(4, 2); model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), norm)",
@@ -73,6 +71,12 @@ SUBJECTS = {
          "loss = (plan * cost).sum()"),
     ),
 }  # fmt: skip
+ABOUT = {
+    "set": "Soft Assertion",
+    "repository": "github.com/AnwarXahid/soft-assertion-fuzzer",
+    "about": f"Subjects {', '.join(map(str, PROGRAMS))}, trained through with one planted batch"
+    " (`zoo/outside/soft_assertion.py`).",
+}
 _TRAIN = """\
 import torch
 
@@ -103,7 +107,7 @@ def restored(text: str) -> str:
 
 def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bool]:
     """What a tool said of the training through one subject, and whether the line that it named is the right one."""
-    subject = SUBJECTS[number]
+    subject = PROGRAMS[number]
     place = folder / f"ID_{number}"
     place.mkdir(parents=True, exist_ok=True)
     code = restored((clone / "scripts" / subject.file).read_text(encoding="utf-8"))
@@ -116,10 +120,4 @@ def said_of(tool: str, number: int, clone: Path, folder: Path) -> tuple[Said, bo
     return said, subject.guilty in named
 
 
-def measure(clone: Path, folder: Path, only: list[str]) -> dict[str, Any]:
-    """The tools on every subject."""
-    chosen = [number for number in SUBJECTS if not only or str(number) in only]
-    which = ", ".join(map(str, SUBJECTS))
-    about = f"Subjects {which}, trained through with one planted batch (`zoo/outside/soft_assertion.py`)."
-    found = judged(chosen, lambda tool, number: said_of(tool, number, clone, folder))
-    return {"set": NAME, "repository": REPOSITORY, "about": about, **found}
+measure = functools.partial(judged, ABOUT, PROGRAMS, said_of)
