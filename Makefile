@@ -11,7 +11,7 @@ EXTRAS := torch,accelerate,lightning,transformers,remote,data,plot,watch,serve,c
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
 # What `make bench` runs the tools on.
-ZOO    := data forward_maths backward_maths precision optimisation state platform controls held_back
+ZOO    := data forward_maths backward_maths precision optimisation state platform controls scripts held_back
 
 .PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench baseline baseline-compare docs outputs pictures tables fuzz clean
 

@@ -30,9 +30,7 @@ import nantrap
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]  # a rank is a process that imports this file by its path
 from distributed import work  # noqa: E402
-from stored import BENCHMARKS, save  # noqa: E402
-
-from zoo.results import read  # noqa: E402
+from stored import save  # noqa: E402
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "growth.svg"
 Made = tuple[nn.Module, Callable[[nn.Module], Tensor]]
@@ -188,8 +186,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows = [measure(make, n, arguments.pairs, folder) for n in sizes if n <= arguments.largest]
         print(name, *rows, sep="\n  ", flush=True)
-        save("growth", {name: rows})
-    draw({name: part["found"] for name, part in read(BENCHMARKS / "growth.json").items()})
+        stored = save("growth", {name: {f"{row['size']:,.0f}": row for row in rows}})
+    draw({name: list(part["found"].values()) for name, part in stored.items()})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 from zoo.results import BENCHMARKS, save_parts  # noqa: E402
 
 
-def save(name: str, found: dict[str, Any]) -> None:
-    """Store parts of a benchmark with the command that was given; parts that were not measured now stay."""
+def save(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Store parts of a benchmark with the command that was given, and return all that are stored now."""
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    save_parts(BENCHMARKS / f"{name}.json", found, command)
+    return save_parts(BENCHMARKS / f"{name}.json", found, command)

@@ -98,6 +98,18 @@ def test_a_tool_of_your_own_runs_apart(name: str, seconds: float, said: str, tmp
     assert answer.all_steps is not True
 
 
+@pytest.mark.skipif(not is_possible(), reason="this system has no fork")
+@pytest.mark.parametrize(("name", "notices"), [("plain", False), ("anomaly_mode", True), ("nantrap_run", True)])
+def test_whole_scripts_are_run_by_tools_that_can(name: str, notices: bool) -> None:
+    found = {answer.program: answer for answer in answers(name, find("siamese_duplicate_pair", "hmm_logspace_healthy"))}
+    failing, healthy = found["siamese_duplicate_pair"], found["hmm_logspace_healthy"]
+    assert (failing.found, failing.step, failing.line, failing.raised) == (notices, notices, notices, "")
+    assert (failing.finite, failing.all_steps) == {
+        "plain": (False, True), "anomaly_mode": (True, False), "nantrap_run": (True, True)
+    }[name]  # fmt: skip
+    assert (healthy.control, healthy.found, healthy.finite, healthy.all_steps) == (True, False, True, True)
+
+
 def test_a_file_with_several_tools_asks_for_a_name(tmp_path: Path) -> None:
     file = tmp_path / "stranger.py"
     file.write_text(STRANGER, encoding="utf-8")

@@ -64,11 +64,15 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def save_parts(path: Path, found: Mapping[str, Any], command: str, packages: Iterable[str] = ("nantrap",)) -> None:
-    """Write what was measured, each part with its setting; parts that were not measured now stay."""
+def save_parts(
+    path: Path, found: Mapping[str, Any], command: str, packages: Iterable[str] = ("nantrap",)
+) -> dict[str, Any]:
+    """Write what was measured, each part with its setting; parts that were not measured now stay. All are returned."""
     path.parent.mkdir(exist_ok=True)
     measured = {part: {"found": value, **setting(packages, command)} for part, value in found.items()}
-    path.write_text(json.dumps({**read(path), **measured}, indent=1) + "\n", encoding="utf-8")
+    stored = {**read(path), **measured}
+    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return stored
 
 
 def packages_of(tool: Tool) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ The results are those of `python -m zoo --save`, of `python -m zoo.outside` and 
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ def results() -> list[dict[str, Any]]:
     return sorted(found, key=rank)
 
 
+@functools.cache
 def _of(tool: str) -> dict[str, Any]:
     return read(RESULTS / f"{tool}.json")
 
@@ -311,17 +313,14 @@ def tensors() -> str:
 
 def growth() -> str:
     """How the guard's cost grows along each axis."""
-    parts = read(BENCHMARKS / "growth.json")
-    rows = []
+    parts, rows = _stored("growth"), []
     for name, part in parts.items():
-        for point in part["found"]:
+        for size, point in part["found"].items():
             spread = f" ({point['guarded_low']:.2f} .. {point['guarded_high']:.2f})" if "guarded_low" in point else ""
             ratios = [f"{point['guarded']:.3f}{spread}", f"{point['control']:.3f}"]
-            rows.append(
-                [name, f"{int(point['size']):,}", f"{point['plain_ms']:.2f}", *ratios, f"{point['added_ms']:.2f}"]
-            )
+            rows.append([name, size, f"{point['plain_ms']:.2f}", *ratios, f"{point['added_ms']:.2f}"])
     heads = ("along", "size", "plain step, ms", "guard", "control", "added, ms")
-    return f"{table(heads, rows)}\n\n{settings(parts.values())}"
+    return f"{table(heads, rows)}\n\n{_measured(parts)}"
 
 
 PARTS = {
