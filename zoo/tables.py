@@ -109,12 +109,14 @@ def missed() -> str:
 
 def truths() -> str:
     """How many truths a plain loop confirms."""
-    part = read(RESULTS / "verify.json").get("programs")
-    if part is None:
+    parts = read(RESULTS / "verify.json").values()
+    if not parts:
         return "Nothing was measured yet."
-    wrong = sorted(name for name, words in part["found"].items() if words)
-    of = len(part["found"])
-    said = f"On {part['date']}, {of - len(wrong)} of the {of} programs that may be read hold (`{part['command']}`)."
+    found = {name: words for part in parts for name, words in part["found"].items()}
+    wrong = sorted(name for name, words in found.items() if words)
+    dates, commands = (" and ".join(sorted({f"{part[key]}" for part in parts})) for key in ("date", "command"))
+    said = f"On {dates}, {len(found) - len(wrong)} of the {len(found)} programs and scripts that may be read hold "
+    said += f"(`{commands.replace(' and ', '`, `')}`)."
     return f"{said} Not confirmed: {', '.join(f'`{name}`' for name in wrong)}." if wrong else said
 
 

@@ -1,6 +1,6 @@
 """Checks the zoo against itself, without nantrap: python -m zoo.verify [-v] [NAME ...]
 
-A name is a family, a collection or a program; by default every program that may be read.
+A name is a family, a collection, a program or a script; by default all that may be read.
 
 Every program runs in the plain loop (autocast(loss_fn), backward, optimizer.step). Checked are: the first step at which
 the loss, a gradient, the gradient norm (where the program may clip by it), a parameter, optimizer state or a buffer is
@@ -30,7 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zoo.loading import CONTROLS, find, is_control, is_script, is_step, load
+from zoo.loading import CONTROLS, SCRIPTS, find, is_control, is_script, is_step, load
 from zoo.results import RESULTS, save_parts
 from zoo.running import ScriptRun
 
@@ -275,7 +275,7 @@ def main():
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     found = {}
-    for path in find(*args.names):
+    for path in find(*args.names) if args.names else (*find(), *find(SCRIPTS)):
         try:
             wrong, seen = check_script(path) if is_script(path) else check(path, args.v)
         except Exception as error:
@@ -289,7 +289,7 @@ def main():
     print(f"{len(found) - failed} of {len(found)} hold")
     if args.save:
         command = " ".join(["python -m zoo.verify --save", *args.names])
-        save_parts(RESULTS / "verify.json", {"programs": found}, command, packages=())
+        save_parts(RESULTS / "verify.json", {" ".join(args.names) or "programs": found}, command, packages=())
     return 1 if failed or not found else 0
 
 
