@@ -95,7 +95,7 @@ def freeze(tool: Tool, name: str, found: list[Answer]) -> None:
     label = {"nantrap_attempt": "attempt", "nantrap_two_lines": "two lines"}.get(tool.name, tool.name)
     if label in first:
         raise ValueError(f"{name} has a first measurement of {label}; it is frozen")
-    first.setdefault("date", results.today())
+    first = {"date": results.today(), "commit": results.commit_of(ZOO), **first}
     first[label] = {k: v for k, v in Tally(found).counts().items() if "seconds" not in k}
     text["collections"][name]["first_measurement"] = first
     path.write_text(as_text(text), encoding="utf-8")
