@@ -96,7 +96,9 @@ def freeze(tool: Tool, name: str, found: list[Answer]) -> None:
     if label in first:
         raise ValueError(f"{name} has a first measurement of {label}; it is frozen")
     first = {"date": results.today(), "commit": results.commit_of(ZOO), **first}
-    first[label] = {k: v for k, v in Tally(found).counts().items() if "seconds" not in k}
+    left_out = ("seconds", "place") if any(answer.place is None for answer in found) else ("seconds",)
+    counts = Tally(found).counts()
+    first[label] = {k: v for k, v in counts.items() if not any(part in k for part in left_out)}
     text["collections"][name]["first_measurement"] = first
     path.write_text(as_text(text), encoding="utf-8")
 
