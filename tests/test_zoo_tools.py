@@ -179,13 +179,24 @@ def _called(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_the_command_lists_tools_and_refuses_unknown_names() -> None:
+def test_the_command_lists_tools() -> None:
     listed = _called("--list")
     assert listed.returncode == 0
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(tools())
-    wrong = _called("--tool", "plain", "no_such_program")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no_such_program", "there is no family, collection or program 'no_such_program'"),
+        (f"--freeze {FAILS}", f"{FAILS} is no collection, so it has no first measurement"),
+        ("--freeze threads_2026", "threads_2026 has a first measurement of attempt; it is frozen"),
+    ],
+)
+def test_the_command_refuses_before_anything_runs(given: str, said: str) -> None:
+    wrong = _called("--tool", "nantrap_attempt", *given.split())
     assert wrong.returncode == 2
-    assert "there is no family, collection or program 'no_such_program'" in wrong.stderr
+    assert said in wrong.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

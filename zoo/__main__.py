@@ -20,7 +20,7 @@ from typing import Any
 
 from zoo import cost, isolated, results
 from zoo.judging import Answer, Tally
-from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back, is_script, sample
+from zoo.loading import CONTROLS, ZOO, collections, families, find, is_held_back, is_script, manifest, sample
 from zoo.running import Tool
 from zoo.tools import find_tool, tools
 
@@ -60,8 +60,10 @@ def show(title: str, tally: Tally, *, name_misses: bool) -> None:
 
 def run(tool_name: str, names: list[str], arguments: argparse.Namespace) -> dict[Path, Answer]:
     """The answers of a tool on the programs of these names; whole scripts are for those that can run them."""
-    runs_scripts = hasattr(find_tool(tool_name), "run_script")
-    chosen = [path for path in find(*names) if runs_scripts or not is_script(path)]
+    named = find(*names)
+    chosen = [path for path in named if hasattr(find_tool(tool_name), "run_script") or not is_script(path)]
+    if len(chosen) < len(named):
+        print(f"{tool_name} cannot run whole scripts: {len(named) - len(chosen)} are left out", file=sys.stderr)
     if arguments.missing:
         stored = results.read(results.RESULTS / f"{find_tool(tool_name).name}.json").get("programs", {})
         chosen = [path for path in chosen if path.relative_to(ZOO).as_posix() not in stored]
@@ -85,19 +87,25 @@ def _named(names: list[str], arguments: argparse.Namespace) -> list[str]:
     return [*options, *(["--missing"] if arguments.missing else []), *names]
 
 
+def label_to_freeze(tool: Tool, name: str) -> str:
+    """The form of a tool in the manifest, which must not have a first measurement on this collection yet."""
+    label = {"nantrap_attempt": "attempt", "nantrap_two_lines": "two lines"}.get(tool.name, tool.name)
+    if name not in collections():
+        raise ValueError(f"{name} is no collection, so it has no first measurement")
+    if label in (manifest()["collections"][name]["first_measurement"] or {}):
+        raise ValueError(f"{name} has a first measurement of {label}; it is frozen")
+    return label
+
+
 def freeze(tool: Tool, name: str, found: list[Answer]) -> None:
-    """Write the first measurement of a tool on a collection into the manifest; a second one is refused."""
+    """Write the first measurement of a tool on a collection into the manifest."""
     path = ZOO / "manifest.json"
     text = json.loads(path.read_text(encoding="utf-8"))
-    if name not in text["collections"]:
-        raise ValueError(f"{name} is no collection")
     first = text["collections"][name]["first_measurement"] or {}
-    label = {"nantrap_attempt": "attempt", "nantrap_two_lines": "two lines"}.get(tool.name, tool.name)
-    if label in first:
-        raise ValueError(f"{name} has a first measurement of {label}; it is frozen")
     first = {"date": results.today(), "commit": results.commit_of(ZOO), **first}
     left_out = ("seconds", "place") if any(answer.place is None for answer in found) else ("seconds",)
     counts = Tally(found).counts()
+    label = label_to_freeze(tool, name)
     first[label] = {k: v for k, v in counts.items() if not any(part in k for part in left_out)}
     text["collections"][name]["first_measurement"] = first
     path.write_text(as_text(text), encoding="utf-8")
@@ -156,6 +164,9 @@ def main() -> int:
     try:
         chosen = {name: find_tool(name) for name in arguments.tool}
         find(*arguments.names)
+        for each in (arguments.names or ["every program"]) if arguments.freeze else ():
+            for tool in chosen.values():
+                label_to_freeze(tool, each)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -184,7 +195,7 @@ def main() -> int:
             tally = Tally([found[path] for path in part if path in found])
             if not arguments.json and tally.answers:
                 show(f"{tool.name}, {each}", tally, name_misses=not any(map(is_held_back, part)))
-            if arguments.freeze and each in collections():
+            if arguments.freeze:
                 freeze(tool, each, tally.answers)
     if arguments.json:
         print(json.dumps(figures, indent=1))
