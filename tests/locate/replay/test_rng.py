@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nantrap.locate import RngState
+from nantrap.locate.replay.rng import rewound
 
 DRAWS: dict[str, Callable[[], object]] = {
     "nothing": lambda: None,
@@ -80,3 +81,26 @@ def test_a_replaced_generator_of_numpy_is_captured() -> None:
         assert np.random.rand(3).tolist() == expected
     finally:
         numpy.set_bit_generator(kept)
+
+
+@pytest.mark.parametrize("before", [0, 1, 623, 624, 5000])
+@pytest.mark.parametrize("count", [3, 624, 7001])
+def test_a_generator_goes_back_by_as_many_draws_as_were_made_since(before: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(11)
+    torch.rand(before, generator=generator)
+    first = torch.rand(count, generator=generator)
+    found = generator.get_state()
+    torch.rand(count, generator=generator)
+    state = rewound(found, generator.get_state())
+    assert state is not None
+    generator.set_state(state)
+    assert torch.equal(torch.rand(count, generator=generator), first)
+    assert torch.equal(generator.get_state(), found)
+
+
+def test_a_normal_value_that_is_kept_for_the_next_draw_cannot_be_taken_back() -> None:
+    generator = torch.Generator().manual_seed(11)
+    torch.randn(3, generator=generator)
+    found = generator.get_state()
+    torch.randn(4, generator=generator)
+    assert rewound(found, generator.get_state()) is None

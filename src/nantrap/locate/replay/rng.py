@@ -138,3 +138,67 @@ _python_seen: tuple[Any, Any] = (None, None)
 _numpy_generator: Any = None
 _numpy_mark: Any = None
 _numpy_seen: tuple[bytes, Any] = (b"", None)
+
+
+# ---- a generator of torch's, back by as many draws as were made since
+
+_MOST_BLOCKS = 4096
+_TOP, _REST, _TWIST = 0x80000000, 0x7FFFFFFF, 0x9908B0DF
+_SHIFTED = 397
+
+
+class _Twister:
+    """The parts of a state of torch's generator on the CPU: a Mersenne Twister, and normal values that were kept."""
+
+    def __init__(self, state: Tensor) -> None:
+        self.bytes = state.clone().numpy()
+        self.left = self.bytes[8:12].view(np.int32)
+        self.next = self.bytes[16:24].view(np.uint64)
+        self.words = self.bytes[24 : 24 + 8 * _WORDS].view(np.uint64)
+        self.keeps_normal = bool(self.bytes[5040:5044].any() or self.bytes[5052])
+
+    @property
+    def position(self) -> int:
+        """How many words of this block were drawn: 1 to 624; a new generator is at the end of a block."""
+        return _WORDS + 1 - int(self.left[0])
+
+
+def rewound(found: Tensor, later: Tensor) -> Tensor | None:
+    """The state of a generator of torch's on the CPU from which as many draws lead to `found` as lead from `found` to
+    `later`; `None` if that cannot be told.
+
+    Args:
+        found: the state from which something was run.
+        later: the state to which that led.
+    """
+    if found.numel() != later.numel() or found.device.type != "cpu" or found.numel() < 5056:
+        return None  # an accelerator's
+    here, there = _Twister(found), _Twister(later)
+    if here.keeps_normal or there.keeps_normal:
+        return None
+    generator = torch.Generator()
+    generator.set_state(found)
+    blocks = 0
+    while not np.array_equal(_Twister(generator.get_state()).words, there.words):
+        if blocks == _MOST_BLOCKS:
+            return None
+        drawn = _WORDS if blocks else _WORDS + 1 - here.position
+        torch.empty(drawn).uniform_(generator=generator)  # one word for each value; then the first of the next block
+        blocks += 1
+    position = here.position - (blocks * _WORDS + there.position - here.position)
+    words = [int(word) for word in here.words]
+    while position < 1:
+        _untwist(words)
+        position += _WORDS
+    here.words[:], here.next[0], here.left[0] = words, position, _WORDS + 1 - position
+    return torch.from_numpy(here.bytes)
+
+
+def _untwist(words: list[int]) -> None:
+    """The block of words before this one, in place. Each new word was made of three old ones."""
+    for i in reversed(range(_WORDS)):
+        first = words[i] ^ words[(i + _SHIFTED) % _WORDS]
+        first = ((first ^ _TWIST) << 1 | 1) if first & _TOP else first << 1
+        second = words[i - 1] ^ words[(i + _SHIFTED - 1) % _WORDS]
+        second = ((second ^ _TWIST) << 1 | 1) if second & _TOP else second << 1
+        words[i] = (first & _TOP) | (second & _REST)

@@ -111,6 +111,7 @@ class RootCall:
             the wrapper of `DistributedDataParallel` that way.
         stream: torch's random stream on the CPU when the step before ended.
         previous: an earlier call of the same step.
+        incomplete: earlier calls were left out: of a validation loop, or of this step (`critic(x).mean()`).
         running: the forward pass has not ended yet.
         loaded: its inputs are a batch as a data loader gave it.
         origin: the batch of a data loader that its inputs are, or were made of.
@@ -132,6 +133,7 @@ class RootCall:
     stream: Tensor | None = None
     redirected: Any = None
     previous: RootCall | None = None
+    incomplete: bool = False
     running: bool = True
     loaded: bool = False
     origin: Origin | None = None
@@ -214,6 +216,9 @@ class RootCall:
                 feeding |= _nodes_above(previous.args, previous.kwargs)
             elif self._comes_after(previous):
                 kept.append(dataclasses.replace(previous, watched=[], nodes=set()))
+            else:
+                self.incomplete = True
+            self.incomplete = self.incomplete or previous.incomplete
             previous = previous.previous
         later = self
         for call in kept:

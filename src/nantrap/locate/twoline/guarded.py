@@ -8,7 +8,8 @@ and line numbers, and every call in it is checked before it is made:
 -   functions of the user's are compiled in the same way, and so are the `forward` methods of modules outside the model;
 -   the model itself is called as it was called;
 -   printing, logging by Lightning, metrics, and growing a list that existed before are left out;
--   a number that an object keeps may be assigned (a counter of steps): it is restored after the run;
+-   a number that an object keeps may be assigned (a counter of steps), and the program's own generators may be drawn
+    from: they are restored after the run;
 -   everything else (any other attribute that is written, an iterator that is advanced, a file, an unknown library) ends
     the attempt with `NotRepeatable`, and nothing has happened.
 
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 
 from nantrap.finite import size_in_bytes
 from nantrap.locate.python_private import CACHED, PYTHON_GENERATOR
+from nantrap.locate.replay.rng import rewound
 from nantrap.locate.source import is_user_code
 from nantrap.locate.torch_private import DispatchMode, schema_of
 from nantrap.locate.trace.storage import Memory, tensors_in
@@ -79,12 +81,34 @@ _GROWING = frozenset({"append", "extend", "insert", "add", "update", "setdefault
 _MOST_BUFFER_BYTES = 64 * 2**20
 
 
-class KeptNumber(NamedTuple):
-    """A number that an object keeps in an attribute."""
+class Kept(NamedTuple):
+    """A number that an object keeps in an attribute, or the state of a generator, which has no name."""
 
     owner: Any
     name: str
     value: Any
+
+    def now(self) -> Kept:
+        """What is kept there at this moment."""
+        return self._replace(value=vars(self.owner)[self.name] if self.name else self.owner.get_state())
+
+    def restore(self) -> None:
+        """Put the value back."""
+        if self.name:
+            vars(self.owner)[self.name] = self.value
+        else:
+            self.owner.set_state(self.value)
+
+    def before(self, left: Any) -> Kept | None:
+        """What was kept before the step, if each run changes it by as much as the one that led from here to `left`;
+        `None` if nothing changed."""
+        if self.name:
+            left = left if isinstance(left, (int, float)) else math.nan
+            return None if left == self.value else self._replace(value=self.value - (left - self.value))
+        if torch.equal(left, self.value):
+            return None
+        earlier = rewound(self.value, left)
+        return self if earlier is None else self._replace(value=earlier)
 
 
 class Guarded:
@@ -94,7 +118,7 @@ class Guarded:
         root: the model.
         call_model: calls the model, or a part of it, as the step did.
         restored: what the code may write, because it is restored afterwards.
-        numbers: what objects of the program kept when the step began, if it is not what they keep now.
+        begun: what objects of the program kept when the step began, if it is not what they keep now.
     """
 
     def __init__(
@@ -103,7 +127,7 @@ class Guarded:
         call_model: Callable[..., Any],
         *,
         restored: Iterable[Tensor] = (),
-        numbers: Sequence[KeptNumber] = (),
+        begun: Sequence[Kept] = (),
     ) -> None:
         self._parts = {id(module) for module in root.modules()}
         self._call_model = call_model
@@ -111,11 +135,11 @@ class Guarded:
         self._made: dict[int, Any] = {}
         self._buffers: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}
         self._fresh = _OnlyFresh(restored)
-        self._numbers = numbers
-        self._assigned: dict[tuple[int, str], KeptNumber] = {}
-        self.before: list[KeptNumber] = []
-        """Of the numbers that the last run left otherwise than it found them: what they were before the step, if each
-        run changes them by as much."""
+        self._begun = begun
+        self._kept: dict[tuple[int, str], Kept] = {}
+        self.before: list[Kept] = []
+        """Of what the last run left otherwise than it found it: what it was before the step, if each run changes it by
+        as much."""
 
     def copied(self, value: Any) -> Any:
         """A dictionary that the code may change: `inputs.pop("labels")`. Other values as they are."""
@@ -125,19 +149,16 @@ class Guarded:
         """Execute compiled statements with these names, and return all names afterwards."""
         names = {**names, **self._helpers()}
         try:
-            for number in self._numbers:
-                setattr(self._owner(number.owner, number.name), number.name, number.value)
+            for kept in self._begun:
+                self._note(kept.now())
+                kept.restore()
             with self._fresh:
                 exec(code, names)
         finally:
-            self.before.clear()
-            for owner, name, found in self._assigned.values():
-                left = vars(owner)[name]
-                left = left if isinstance(left, (int, float)) else math.nan
-                if left != found:
-                    self.before.append(KeptNumber(owner, name, found - (left - found)))
-                vars(owner)[name] = found
-            self._assigned.clear()
+            self.before[:] = filter(None, [found.before(found.now().value) for found in self._kept.values()])
+            for found in self._kept.values():
+                found.restore()
+            self._kept.clear()
             self._made.clear()
             for (_, name), (module, buffer) in self._buffers.items():
                 setattr(module, name, buffer)
@@ -179,9 +200,11 @@ class Guarded:
             return guarded(owner, *args, **kwargs) if inner is not function else guarded(*args, **kwargs)
         if self._may_write(function, name, owner):
             return function(*args, **kwargs)
-        drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
-        if not _is_transform(function) and (drawn or not _is_pure(function, name, owner)):
+        if not _is_transform(function) and not _is_pure(function, name, owner):
             raise NotRepeatable(f"a call of {name or type(function).__name__}")
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                self._note(Kept(value, "", value.get_state()))
         return self._new(function(*args, **kwargs))
 
     def _is_left_out(self, function: Any, name: str, owner: Any) -> bool:
@@ -254,8 +277,12 @@ class Guarded:
         is_number = isinstance(kept, (int, float)) and not isinstance(kept, bool) and math.isfinite(kept)
         if not is_number or isinstance(value, (Tensor, type, types.ModuleType)) or hasattr(type(value), name):
             return _refuse(value)
-        self._assigned.setdefault((id(value), name), KeptNumber(value, name, kept))
+        self._note(Kept(value, name, kept))
         return value
+
+    def _note(self, kept: Kept) -> None:
+        """Remember what is there before the run changes it."""
+        self._kept.setdefault((id(kept.owner), kept.name), kept)
 
     def _augmented(self, operation: str, target: Any, value: Any) -> Any:
         in_place = isinstance(target, Tensor) or id(target) in self._made

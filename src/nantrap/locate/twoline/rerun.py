@@ -37,7 +37,7 @@ from nantrap.locate.twoline.caller import (
     taken_by_loop,
     target_of_loop,
 )
-from nantrap.locate.twoline.guarded import Guarded, KeptNumber
+from nantrap.locate.twoline.guarded import Guarded, Kept
 from nantrap.locate.twoline.rewriting import NotRepeatable, body_of, compiled, guarded_tree
 from nantrap.locate.twoline.same_loss import applied_after, ends_of, same_inputs, same_value
 from nantrap.locate.twoline.slicing import bad_data, depended_on, holds_tensors
@@ -407,26 +407,34 @@ class _Rerun:
         self._begin = begin
         self._called = 0
         self._checks_streams = True
-        self._numbers: Sequence[KeptNumber] = ()
-        self._before: list[KeptNumber] = []
+        self._compares = True
+        self._missing: set[int] = set()
+        self._kept_before: Sequence[Kept] = ()
+        self._before: list[Kept] = []
 
     def verified(self) -> Again | None:
         """The way to compute it again, if it gives the loss of the failed step."""
         names, chosen = self._part.names, self._part.batch_names
         batch = names[chosen[0]] if len(chosen) == 1 else {name: names[name] for name in chosen} if chosen else ()
         way = Again(self.forward, batch, self._begin, self._part.lines)
+        compute = functools.partial(
+            _verified, self._failed, self.forward, way, self._calls[-1].factors if self._calls else ()
+        )
         try:
-            found = _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
-            if self._before:  # the step counted further: it began with smaller numbers, if they end as they were found
-                self._numbers = tuple(self._before)
-                found = _verified(self._failed, self.forward, way, self._calls[-1].factors if self._calls else ())
+            found = compute()
+            if self._before:  # it counted, or drew: the step began with what a whole run leads from to what was found
+                self._compares = False
+                compute()
+                self._compares, self._kept_before = True, tuple(self._before)
+                found = compute()
             return None if self._before else found
         finally:
-            self._checks_streams = False
+            self._checks_streams = self._compares = False
 
     def forward(self, batch: Any) -> Tensor:
         """The loss of a batch."""
         self._called = 0
+        self._missing = {id(call) for call in self._calls if self._calls[-1].incomplete}
         names = dict(self._part.names)
         chosen = self._part.batch_names
         if len(chosen) == 1:
@@ -435,13 +443,15 @@ class _Rerun:
             names.update(batch)
         root = self._failed.root
         restored = (*root.parameters(), *root.buffers())
-        guarded = Guarded(root, self._call_model, restored=restored, numbers=self._numbers)
+        guarded = Guarded(root, self._call_model, restored=restored, begun=self._kept_before)
         self._before = guarded.before
         if self._part.in_result:
             names["batch"] = guarded.copied(names["batch"])
         try:
             with torch.enable_grad(), autocast_like(self._ambient):
                 found = guarded.run(self._part.code, names)[_RESULT]
+            if self._compares and self._missing:
+                raise NotRepeatable("other values than those that the model was given")
         except NotRepeatable as reason:
             if self._checks_streams:
                 raise
@@ -459,14 +469,25 @@ class _Rerun:
         """The model as it was called: with the random streams of that call."""
         if not self._calls:
             raise NotRepeatable("a call of the model that was not seen")
-        if self._checks_streams and self._called == 0 and torch.is_grad_enabled():
-            then, now = self._calls[0].rng, RngState.capture()
-            same = torch.equal(then.torch_cpu, now.torch_cpu)
-            if not (same and all(map(torch.equal, then.torch_devices, now.torch_devices))):
-                raise NotRepeatable("random numbers that were drawn before the model was called")
-        # NaN is equal to NaN: where the loss is, only what the model is given shows that the values are those of then
-        own = [call for call in self._calls if module is (self._failed.root if call.module is None else call.module)]
-        if self._checks_streams and torch.is_grad_enabled() and not same_inputs(own, args, kwargs):
-            raise NotRepeatable("other values than those that the model was given")
+        if self._compares and torch.is_grad_enabled():
+            self._compare(module, args, kwargs)
         self._called += 1
         return module(*args, **kwargs)
+
+    def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Refuse a call that was not made so. Where some calls were not recorded, those that were must all be made."""
+        now, complete = RngState.capture(), not self._calls[-1].incomplete
+        if complete and self._called == 0 and not _same_streams(self._calls[0].rng, now):
+            raise NotRepeatable("random numbers that were drawn before the model was called")
+        # NaN is equal to NaN: where the loss is, only what the model is given shows that the values are those of then
+        own = [call for call in self._calls if module is (self._failed.root if call.module is None else call.module)]
+        if complete and not same_inputs(own, args, kwargs):
+            raise NotRepeatable("other values than those that the model was given")
+        if not complete:
+            made = [call for call in own if same_inputs([call], args, kwargs) and _same_streams(call.rng, now)]
+            self._missing -= set(map(id, made))
+
+
+def _same_streams(one: RngState, other: RngState) -> bool:
+    """Whether torch's random streams are at the same place."""
+    return torch.equal(one.torch_cpu, other.torch_cpu) and all(map(torch.equal, one.torch_devices, other.torch_devices))
