@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -285,3 +286,31 @@ def test_a_reader_that_leaves_early_does_not_make_a_bad_file_good(folder: Path) 
     )
     line = [sys.executable, "-c", script, str(folder)]
     assert subprocess.run(line, timeout=120, check=False).returncode == 1
+
+
+def test_code_that_is_not_known_fails_only_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code says whether the values are finite; `--strict` refuses what is not on the list as well."""
+
+    class Config:
+        pass
+
+    Config.__module__, Config.__qualname__ = "__main__", "Config"
+    main_module = sys.modules["__main__"]
+    for value, code, verdict in ((1.0, 0, "ask"), (math.nan, 1, "bad")):
+        path = tmp_path / f"{verdict}.pt"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(main_module, "Config", Config, raising=False)
+            torch.save({"model": {"w": torch.tensor([value])}, "config": Config()}, path)
+        assert main(["audit", str(path), "--quarantine", str(tmp_path / "away")]) == code
+        out = capsys.readouterr().out
+        assert out.startswith(f"{verdict} ")
+        assert "warning[NT910]: loading it needs __main__.Config, whose code nantrap does not know" in out
+        assert ("error[NT901]: model.w: 1 of 1 values is NaN" in out) is (verdict == "bad")
+    path = tmp_path / "ask.pt"
+    assert path.exists()
+    assert main(["audit", "--strict", str(path)]) == 1
+    assert "1 checkpoint read: 0 healthy, 0 not, 1 with code that is not known" in capsys.readouterr().out
+    torch.save({"w": torch.ones(1)}, path)
+    assert main(["audit", "--strict", str(path)]) == 0

@@ -48,7 +48,7 @@ class AuditCommand:
         add("--json", action="store_true", help="print the whole report as JSON on stdout")
         add("--show", action="append", metavar="PATTERN", help='also print tensors whose names match, e.g. "*.alpha"')
         add("--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unnoticed")
-        add("--strict", action="store_true", help="exit code 1 also if loading needs a class that is not here")
+        add("--strict", action="store_true", help="exit code 1 also if loading needs code that is not known")
         add("--workers", type=_count, metavar="N", help="threads (default: one per core, at most 4) or Ray tasks")
         add("--engine", choices=("local", "ray"), default="local", help="read here, or as tasks of a Ray cluster")
         add("--quarantine", metavar="DIR", help="move unhealthy checkpoints into DIR; nothing is deleted")
@@ -156,7 +156,7 @@ class AuditCommand:
 def _passes(report: AuditReport, arguments: argparse.Namespace) -> bool:
     """Whether all checkpoints may be loaded; with `--last-good`, whether the one that was found may be.
 
-    A class that is not on this machine counts only with `--strict`.
+    Code that nantrap does not know counts only with `--strict`.
     """
     asked = [each for each in report.checkpoints if not arguments.last_good or each.path == report.last_good]
     return bool(asked or not arguments.last_good) and all(
@@ -246,7 +246,7 @@ def _say(printer: Printer, report: AuditReport, moves: tuple[Move, ...], shown: 
     for hint in report.hints:
         printer.line(("hint", "cyan"), f": {hint}")
     if report.last_good is not None:
-        asks = any(one.path == report.last_good and one.runs_unknown_code for one in report.checkpoints)
+        asks = any(one.path == report.last_good and one.verdict == "ask" for one in report.checkpoints)
         note = " (its values; loading it would run code that is not known)" if asks else ""
         printer.line("last good: ", (escaped(report.last_good, most=4000), "bold green"), note)
     elif any(checkpoint.holds_model for checkpoint in report.checkpoints):

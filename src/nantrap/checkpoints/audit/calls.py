@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.known_names import (
@@ -38,7 +38,7 @@ def _is_type(value: object) -> bool:
 
 def _is_class(value: object) -> bool:
     """Whether an argument is a class, known or not, and no function."""
-    return _is_type(value) or (isinstance(value, Name) and judge_name(value) == "named" and _looks_like_a_class(value))
+    return _is_type(value) or (isinstance(value, Name) and judge_name(value) != "run" and _looks_like_a_class(value))
 
 
 def _are_plain(call: PickleCall, *, types: bool = False) -> bool:
@@ -98,19 +98,18 @@ _HOLDS_ITEMS: Final = frozenset(name for name in CLASSES if name.qualname == "At
 class CallEffect(NamedTuple):
     """How a call was judged.
 
-    `data` builds data; `here` makes an instance of a class whose source is here and shows that nothing else runs;
-    `moves` one whose code only moves the values that it is given, so that these decide; `absent` one of a class whose
-    source is not here; `unclear` one whose code cannot be judged; `run` is refused.
+    `data` builds data; `unknown` makes an instance of a class that is not on the list; `unclear` acts in a way that a
+    checkpoint may need; `run` is refused.
     """
 
-    kind: Literal["data", "here", "moves", "absent", "unclear", "run"]
+    kind: Literal["data", "unknown", "unclear", "run"]
     why: str = ""
 
 
 _DATA: Final = CallEffect("data")
 _WRONG: Final = CallEffect("run", "is called with arguments that no pickler writes")
 _CALLED: Final = CallEffect("run", "is called")
-_UNKNOWN: Final = CallEffect("run", "is called, and it is not known what it is")
+_UNNAMED: Final = CallEffect("run", "is called, and it is not known what it is")
 
 
 # ---- calls whose arguments decide: whether they are those that a pickler writes
@@ -256,10 +255,10 @@ def _makes_new(call: PickleCall) -> CallEffect:
     return judge_call(_as_new(call, call.arguments[0], call.arguments[1:]))[1]
 
 
-def _as_new(call: PickleCall, made: object, arguments: tuple[object, ...], how: str = "new") -> PickleCall:
+def _as_new(call: PickleCall, made: object, arguments: tuple[object, ...]) -> PickleCall:
     """The call as NEWOBJ would write it, with what is put into the result."""
-    new = PickleCall(made, arguments, how)
-    new.state, new.is_filled, new.items, new.pairs = call.state, call.is_filled, call.items, call.pairs
+    new = PickleCall(made, arguments, "new")
+    new.state, new.items, new.pairs = call.state, call.items, call.pairs
     return new
 
 
@@ -269,9 +268,7 @@ def _rebuilds_from_type(call: PickleCall) -> CallEffect:
     made = given[1] if len(given) == 4 else None
     if isinstance(made, Name) and given[0] in _REBUILD and _is_class(made) and isinstance(given[2], tuple):
         inner = judge_call(PickleCall(given[0], given[2]))[1]
-        new = _as_new(call, made, (), how="tensor")
-        new.state, new.is_filled = given[3], True  # the function calls `__setstate__`, or sets each attribute
-        return inner if inner.kind != "data" or _is_type(made) else _judge_class(new, made)
+        return inner if inner.kind != "data" or _is_type(made) else _judge_class(_as_new(call, made, ()), made)
     return _WRONG
 
 
@@ -281,7 +278,7 @@ def _wraps(call: PickleCall) -> CallEffect:
     rest = PickleCall(call.function, call.arguments[1:])
     if not isinstance(made, Name) or not _are_plain(rest, types=True):
         return _WRONG
-    return judge_call(_as_new(call, made, (), how="tensor"))[1]
+    return judge_call(_as_new(call, made, ()))[1]
 
 
 def new_with_keywords(call: PickleCall) -> PickleCall | None:
@@ -293,6 +290,8 @@ def new_with_keywords(call: PickleCall) -> PickleCall | None:
     ):
         return None
     new, made = state[0], state[1][0]
+    if partial.arguments != (new,):
+        return None  # the state may come after the call, which then calls something else
     if isinstance(new, Name) and isinstance(made, Name) and new == Name(made.module, f"{made.qualname}.__new__"):
         keywords = state[2].values() if isinstance(state[2], dict) else ()
         return _as_new(call, made, (*state[1][1:], *keywords))
@@ -386,7 +385,7 @@ def _is_below(module: str, known: frozenset[str]) -> bool:
 
 
 def judge_name(name: Name) -> str:
-    """`data`, `named` or `run`, for a global that is only named."""
+    """`data`, `named`, `unknown` or `run`, for a global that is only named."""
     if name in _KNOWN:
         return "data"
     parts = name.qualname.split(".")
@@ -409,12 +408,12 @@ def judge_name(name: Name) -> str:
     if root in sys.stdlib_module_names:
         harmless = name.module in HARMLESS_MODULES and not parts[0].startswith("_")
         return "named" if harmless else "run"
-    return "named"
+    return "unknown"
 
 
 def _judge_script(parts: list[str]) -> str:
     """A global of the script that loads the file: its own class or function, and nothing that it imported."""
-    return "named" if all(map(_CLASS_PART.fullmatch, parts[:-1])) and not parts[-1].startswith("__") else "run"
+    return "unknown" if all(map(_CLASS_PART.fullmatch, parts[:-1])) and not parts[-1].startswith("__") else "run"
 
 
 def judge_call(call: PickleCall) -> tuple[str, CallEffect]:
@@ -422,7 +421,7 @@ def judge_call(call: PickleCall) -> tuple[str, CallEffect]:
     function = call.function
     if not isinstance(function, Name):
         made = new_with_keywords(call)
-        return judge_call(made) if made else ("(the result of a call)", _UNKNOWN)
+        return judge_call(made) if made else ("(the result of a call)", _UNNAMED)
     if function in FITS:
         return function.full, _DATA if FITS[function](call) else _WRONG
     if function in MAKES:
@@ -454,54 +453,10 @@ def judge_call(call: PickleCall) -> tuple[str, CallEffect]:
 
 
 def _judge_class(call: PickleCall, made: Name) -> CallEffect:
-    """An instance of an unknown class: harmless by its source, absent here, or code that runs.
-
-    A constructor that is called with arguments (REDUCE) is judged more strictly than an instance that is made and
-    filled (NEWOBJ, BUILD): an enum, an exception or a class of data is made so, and everything else is refused.
-    """
-    from nantrap.checkpoints.audit.class_sources import effect_of, is_enum
-
+    """An instance of a class that is not on the list. What is no class by its name is a function that would run."""
     constructs = call.how == "reduce" and bool(call.arguments)
-    if constructs and not _are_plain(call, types=True):
-        return _CALLED
-    if call.how == "new" and not _are_plain(call, types=True):
-        return CallEffect("unclear", "it is made from functions")
-    if made.qualname.rpartition(".")[2] in CLASSES_THAT_RUN:
-        return _CALLED
-    hooks = ("_missing_",) if call.how == "reduce" and is_enum(made) else tuple(_hooks_of(call))
-    effect, why = effect_of(made, hooks)
-    if effect in ("nothing", "moves"):
-        return CallEffect("here" if effect == "nothing" else "moves")
-    if effect == "system" or not _looks_like_a_class(made):
-        return CallEffect("run", f"is called ({why})")
-    if effect == "absent":
-        return CallEffect("absent")
-    return CallEffect("run" if constructs else "unclear", why)
-
-
-def _hooks_of(call: PickleCall) -> Iterator[str]:
-    """The methods of an instance that the unpickler calls, and at the end the garbage collector."""
-    yield from ("__new__", "__del__")
-    if call.how == "reduce":
-        yield from ("__init__", "__post_init__")
-    if call.is_filled:
-        yield from ("__setstate__", "__getattr__", "__getattribute__", "__dict__")
-    if call.is_filled and (isinstance(call.state, tuple) or call.how == "tensor"):
-        parts = call.state if isinstance(call.state, tuple) else (call.state,)
-        keys = [key for part in parts if isinstance(part, dict) for key in part]
-        yield from ("__setattr__", *(key for key in keys if isinstance(key, str)))
-    if call.how == "tensor":
-        yield from ("__torch_function__", "__torch_dispatch__")
-    if call.how == "source":
-        yield "dump_patches"  # torch then writes how the source differs into a file
-    if call.items is not None:
-        yield from ("append", "extend", "add")
-    if call.pairs is not None:
-        yield "__setitem__"
-    if call.is_key:
-        yield "__hash__"
-    if call.is_key or call.is_compared:
-        yield from ("__eq__", "__ne__")
+    acts = made.qualname.rpartition(".")[2] in CLASSES_THAT_RUN or not _looks_like_a_class(made)
+    return _CALLED if acts or (constructs and not _are_plain(call, types=True)) else CallEffect("unknown")
 
 
 def judge_state(target: object, state: object) -> tuple[str, str] | None:

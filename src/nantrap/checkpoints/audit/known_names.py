@@ -26,9 +26,8 @@ def _pairs(section: str) -> frozenset[Name]:
     return frozenset(Name(module, name) for module, names in _LISTS.items(section) for name in names.split())
 
 
-def words_of(section: str, key: str) -> frozenset[str]:
-    """A list of words."""
-    return frozenset(_LISTS[section][key].split())
+def _words(key: str) -> frozenset[str]:
+    return frozenset(_LISTS["words"][key].split())
 
 
 LOADER: Final = "torch.storage._load_from_bytes"
@@ -47,7 +46,7 @@ PURE: Final = _pairs("pure")
 ACTS: Final = _pairs("acts")
 """Classes among these that join a process group while they are loaded."""
 
-_TOUCHING: Final = words_of("words", "touching modules")
+_TOUCHING: Final = _words("touching modules")
 TOUCHES: Final = frozenset(
     name
     for name in CLASSES
@@ -62,22 +61,19 @@ TOUCHES: Final = frozenset(
 )
 """Classes among these whose `__setstate__` calls methods of the values in its state: these must be known."""
 
-_CONSTRUCTED: Final = words_of("words", "constructed modules")
+_CONSTRUCTED: Final = _words("constructed modules")
 CONSTRUCTED: Final = _pairs("constructed") | {n for n in CLASSES if n.module.partition(".")[0] in _CONSTRUCTED}
 """Classes among these that a pickler calls with arguments. All others are made by `cls.__new__` and filled."""
 
-HARMLESS_MODULES: Final = words_of("words", "harmless modules")
+HARMLESS_MODULES: Final = _words("harmless modules")
 """Modules of the standard library whose functions may be named, as a sort key is. None reaches the system."""
-HARMLESS_BUILTINS: Final = words_of("words", "harmless builtins")
-GADGETS: Final = words_of("words", "gadgets")
+HARMLESS_BUILTINS: Final = _words("harmless builtins")
+GADGETS: Final = _words("gadgets")
 """Packages with many names that run commands, load code or open files: only known names pass."""
 MODULES_THAT_RUN: Final = frozenset(
-    f"{root}.{module}" for root in ("torch", "numpy") for module in words_of("words", f"{root} that runs")
+    f"{root}.{module}" for root in ("torch", "numpy") for module in _words(f"{root} that runs")
 )
 """Modules of torch and numpy, with all below them, in which names that run commands or load code are found."""
-RUNS: Final = frozenset(Name(*full.rpartition(".")[::2]) for full in words_of("words", "runs"))
-SYSTEM_MODULES: Final = words_of("words", "system modules")
-"""Modules of the standard library that reach files, processes, the network, the import system or other pickles."""
-SYSTEM_CALLS: Final = words_of("words", "system calls")
-CLASSES_THAT_RUN: Final = words_of("words", "classes that run")
+RUNS: Final = frozenset(Name(*full.rpartition(".")[::2]) for full in _words("runs"))
+CLASSES_THAT_RUN: Final = _words("classes that run")
 """Classes of the standard library whose constructor acts. `__main__.Popen` is one of them if the script imports it."""

@@ -69,20 +69,17 @@ class Name:
 class PickleCall:
     """What an unpickler would have called, with everything the pickle then put into the result.
 
-    `how`: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone, `tensor` one whose attributes
-    are set by torch, and `source` only compares the source of a class. `is_filled`: the result is given a state,
-    through its `__setstate__` if it has one. `is_key`: it is hashed, as the key of a dictionary or a member of a set.
-    `is_compared`: `torch.load` compares it with a number.
+    `how`: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone. `is_key`: it is hashed, as the
+    key of a dictionary or a member of a set. `is_compared`: `torch.load` compares it with a number.
     """
 
-    __slots__ = ("arguments", "function", "how", "is_compared", "is_filled", "is_key", "items", "pairs", "state")
+    __slots__ = ("arguments", "function", "how", "is_compared", "is_key", "items", "pairs", "state")
 
     def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
         self.function = function
         self.arguments = arguments
         self.how = how
         self.state: object = None
-        self.is_filled = False
         self.is_key = False
         self.is_compared = False
         self.items: list[object] | None = None
@@ -111,7 +108,6 @@ class Pickle(NamedTuple):
         calls: every call, in the order of the unpickler; empty containers are left out.
         builds: every object that would be given a state, with the state.
         offences: what no pickler writes (a global that is given a state), in words.
-        keys: the globals that are hashed: keys of dictionaries, members of sets.
     """
 
     value: object
@@ -119,7 +115,6 @@ class Pickle(NamedTuple):
     calls: tuple[PickleCall, ...] = ()
     builds: tuple[tuple[object, object], ...] = ()
     offences: tuple[str, ...] = ()
-    keys: tuple[Name, ...] = ()
 
 
 # ---- following the opcodes
@@ -157,7 +152,7 @@ def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle
     except (ValueError, TypeError, OverflowError, UnicodeError) as error:
         raise PickleError(str(error)) from error
     calls, builds, offences = tuple(machine.calls), tuple(machine.builds), tuple(machine.offences)
-    return Pickle(value, tuple(machine.names), calls, builds, offences, tuple(machine.keys))
+    return Pickle(value, tuple(machine.names), calls, builds, offences)
 
 
 class _Machine:
@@ -182,7 +177,6 @@ class _Machine:
         self.calls: list[PickleCall] = []
         self.builds: list[tuple[object, object]] = []
         self.offences: dict[str, None] = {}
-        self.keys: dict[Name, None] = {}
         self._known: dict[tuple[str, str], Name] = {}
 
     def run(self) -> object:
@@ -476,7 +470,6 @@ class _Machine:
         self.builds.append((target, state))
         if isinstance(target, PickleCall):
             target.state = state
-            target.is_filled = True
 
     def op_persid(self) -> None:
         self.stack.append(Persistent(self.line().decode("utf-8")))
@@ -495,7 +488,7 @@ class _Machine:
         ):
             if not all(isinstance(part, (str, type(None))) for part in identity[2:]):
                 self.offences["it keeps a source that is no text"] = None
-            self.calls.append(PickleCall(identity[1], (), "source"))
+            self.calls.append(PickleCall(identity[1], (), "new"))
             self.stack.append(identity[1])
             return
         if not _is_storage(identity):
@@ -527,8 +520,6 @@ class _Machine:
             for value in level:
                 if isinstance(value, PickleCall):
                     value.is_key = True
-                elif isinstance(value, Name):
-                    self.keys[value] = None
             level = [part for value in level if isinstance(value, tuple) for part in value]
 
     def _update(self, target: object, items: list[object]) -> object:
@@ -546,7 +537,7 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(key, tuple) and not _is_flat(key):
                 raise PickleError("the pickle uses a deeply nested tuple as a key")
-            if isinstance(key, (PickleCall, Name, tuple)):
+            if isinstance(key, (PickleCall, tuple)):
                 self._note_keys((key,))
             elif key in HOOKS and not isinstance(value, (str, int, float, type(None))):
                 self.offences[f"it plants {key}, which the unpickler would call"] = None

@@ -3,19 +3,18 @@
 `torch.load(weights_only=False)` imports every global a pickle names and calls whatever it asks to call. The answers:
 
 data     an exact pair of module and name, known to build data and nothing else, called with arguments that fit
-named    something unknown that is only named, or a class that runs none of its code when it is made, by its source.
-         A note
-made     a class whose source is not on this machine: an instance is made and filled. A warning
-unclear  a class whose source is here and runs code that cannot be judged, or known code that would use unknown objects.
-         A separate warning, and exit code 1
+named    a harmless part of Python, torch or numpy that is only named. A note
+unknown  a class that is not on the list and is made, or a global of another package or of the script that is named.
+         A warning
+unclear  known code that would use functions or objects of the file. A separate warning, and exit code 1
 run      everything else that would be called, and what a checkpoint never needs to name. An error
 
-Names and calls are judged in `calls` by the tables of `known_names`, a class by its source in `class_sources`.
+Names and calls are judged in `calls` by the tables of `known_names`. No source is read, so a file has the same verdict
+on every machine.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,13 +44,13 @@ class Imports:
 
     Attributes:
         run: what must not run, and how each was judged.
-        made: classes whose source is not here.
-        named: what is only named, and classes whose source is here and shows that making them runs nothing.
-        unclear: classes whose code would run and cannot be judged, and what was found in it.
+        unknown: classes that would be made and globals that are named, of which nantrap does not know what they do.
+        named: what is known to do nothing when it is named.
+        unclear: known code that would use functions or objects of the file, and which.
     """
 
     run: Mapping[str, str]
-    made: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     unclear: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,7 +58,7 @@ class Imports:
         """Both together, each name once."""
         return Imports(
             {**self.run, **other.run},
-            tuple(dict.fromkeys((*self.made, *other.made))),
+            tuple(dict.fromkeys((*self.unknown, *other.unknown))),
             tuple(dict.fromkeys((*self.named, *other.named))),
             {**self.unclear, **other.unclear},
         )
@@ -81,8 +80,7 @@ def judge(
     if compared and isinstance(pickle.value, PickleCall):
         pickle.value.is_compared = True
     run: dict[str, str] = {f"({offence})": offence for offence in pickle.offences}
-    made: dict[str, None] = {}
-    here: dict[str, None] = {}
+    unknown: dict[str, None] = {}
     unclear: dict[str, str] = {}
     called: set[Name] = set()
     filled = Counter(id(target) for target, _ in pickle.builds)
@@ -100,14 +98,14 @@ def judge(
             called.add(Name(new.function.module, f"{new.function.qualname}.__new__"))
         if LOADER_NAME in call.arguments:
             run.setdefault(LOADER, "is kept to be called")
-        if kind in ("data", "here", "moves") and (found := reach.code_in(_used(call, kind))) is not None:
+        if kind == "data" and (found := reach.code_in(_used(call))) is not None:
             kind, why = "unclear", f"it would use {found}, and it is not known what that does"
         if kind == "run":
             run.setdefault(name, why)
         elif kind == "unclear":
             unclear.setdefault(name, why)
-        elif kind != "data":
-            (made if kind == "absent" else here)[name] = None
+        elif kind == "unknown":
+            unknown[name] = None
     for target, state in pickle.builds:
         if isinstance(state, dict) and not all(isinstance(state.get(key, {}), (dict, list)) for key in _OF_A_MODULE):
             unclear.setdefault("torch.nn.Module", "its tables are no dictionaries")
@@ -117,35 +115,22 @@ def judge(
         offence = judge_state(target, state)
         if offence is not None:
             run.setdefault(*offence)
-    hashed = {*pickle.keys, *([pickle.value] if compared and isinstance(pickle.value, Name) else [])}
-    named: dict[str, None] = dict(here)
+    named: dict[str, None] = {}
     for one in pickle.names:
         verdict = judge_name(one)
-        if verdict == "named" and (why := _on_its_own(one, is_hashed=one in hashed)):
-            unclear.setdefault(one.full, why)
-        if verdict == "run" and one not in called:
+        if one in called:
+            continue
+        if verdict == "run":
             run.setdefault(one.full, "is no part of a checkpoint")
-        elif verdict == "named" and one.full not in made and one not in called:
-            named[one.full] = None
+        elif verdict != "data":
+            (unknown if verdict == "unknown" else named)[one.full] = None
     worse = {*run, *unclear}
     return Imports(
         run,
-        tuple(name for name in made if name not in worse),
+        tuple(name for name in unknown if name not in worse),
         tuple(name for name in named if name not in worse),
         {name: why for name, why in unclear.items() if name not in run},
     )
-
-
-def _on_its_own(name: Name, *, is_hashed: bool) -> str:
-    """What runs because an unknown global is named, or is a key as well; empty if nothing does."""
-    from nantrap.checkpoints.audit.class_sources import as_key, naming
-
-    if name.module.partition(".")[0] in ("torch", "numpy", *sys.stdlib_module_names):
-        return ""
-    for seen in (naming(name), as_key(name) if is_hashed else None):
-        if seen is not None and seen.effect in ("unclear", "system"):
-            return seen.why
-    return ""
 
 
 def problems_of_imports(imports: Imports) -> tuple[CheckpointProblem, ...]:
@@ -160,12 +145,12 @@ def problems_of_imports(imports: Imports) -> tuple[CheckpointProblem, ...]:
         unclear = escaped(next(iter(imports.unclear.values())), most=200)
         text = f"loading it would run code of {_join(names)}, and nantrap cannot tell what it does ({unclear})"
         problems.append(checkpoint_problem("NT913", text, severity="warning", imports=names))
-    if imports.made:
+    if imports.unknown:
         text = (
-            f"loading it needs the code of {_join(imports.made)}, which is not on this machine: what it does is not "
-            "known; the tensors were read without it"
+            f"loading it needs {_join(imports.unknown)}, whose code nantrap does not know; "
+            "the tensors were read without it"
         )
-        problems.append(checkpoint_problem("NT910", text, severity="warning", imports=imports.made))
+        problems.append(checkpoint_problem("NT910", text, severity="warning", imports=imports.unknown))
     if imports.named:
         text = f"loading it imports {_join(imports.named)}, and runs nothing else of that"
         problems.append(checkpoint_problem("NT910", text, severity="note", imports=imports.named))
@@ -181,7 +166,7 @@ def _join(names: tuple[str, ...], shown: int = 4) -> str:
 #
 # Known code that is given known data does nothing else. It may still call a method of an object that the file put into
 # its arguments or its state: `group.setdefault(...)` in the `__setstate__` of an optimizer, or `hash(key)`. So whatever
-# such code uses must hold known data alone, all the way down. A class that is not on this machine has its own warning.
+# such code uses must hold known data alone, all the way down. A class that is not on the list has its own warning.
 
 
 class _Reach:
@@ -208,7 +193,7 @@ class _Reach:
                     continue
                 name, effect = judge_call(value)
                 is_storage = value.is_call_of(LOADER) and self._loads(value)
-                if not is_storage and (effect.kind not in ("data", "absent") or _makes_a_method(value)):
+                if not is_storage and (effect.kind not in ("data", "unknown") or _makes_a_method(value)):
                     return name
                 given = _without_function(value)
                 pending.extend((*given, value.state, value.items, value.pairs))
@@ -222,8 +207,7 @@ def _is_inert(name: Name) -> bool:
         return name in VALUES or name in _PLAIN_TYPES
     if name in VALUES or name in CLASSES or name in PURE or judge_name(name) == "data":
         return True
-    made = judge_call(PickleCall(name, ()))[1]  # a class of a package or of the script, as the type of a field
-    return made.kind in ("here", "absent")
+    return judge_call(PickleCall(name, ()))[1].kind == "unknown"  # a class as the type of a field: it has its warning
 
 
 def _makes_a_method(call: PickleCall) -> bool:
@@ -236,31 +220,30 @@ def _without_function(call: PickleCall) -> tuple[object, ...]:
     return call.arguments[1:] if joins or call.function in MAKES else call.arguments
 
 
-def _used(call: PickleCall, kind: str) -> Iterable[object]:
-    """What the code that makes this object touches: its arguments, and where it has code of its own all it holds."""
+def _used(call: PickleCall) -> Iterable[object]:
+    """What the known code that makes this object touches: its arguments, and where it reads its state all it holds."""
     function = call.function
     everything = (call.state, call.items, call.pairs)
-    is_compared = call.is_compared and kind == "data" and not _is_of_torch(function)
-    if kind == "moves" or function in TOUCHES or call.is_key or is_compared:
+    is_compared = call.is_compared and not _is_of_torch(function)
+    if function in TOUCHES or call.is_key or is_compared:
         return (*_without_function(call), *everything)
     if function in KEEPS:
         return tuple(argument for argument in call.arguments if isinstance(argument, (PickleCall, Name)))
     if isinstance(function, Name) and (function in EXCEPTIONS or function.qualname in ("partial", "_partial")):
         return ()
     given = call.arguments[:3] if call.is_call_of(_WITH_STATE) else _without_function(call)
-    return (*given, *_used_of_state(call, kind))
+    return (*given, *_used_of_state(call))
 
 
-def _used_of_state(call: PickleCall, kind: str) -> Iterable[object]:
+def _used_of_state(call: PickleCall) -> Iterable[object]:
     """What of its state the code that fills this object touches: nothing where it only becomes attributes."""
     state = call.state
     is_array = call.function in FITS and isinstance(state, tuple) and len(state) == 5 and isinstance(state[4], list)
     if is_array and isinstance(state, tuple) and not call.is_call_of("numpy.ma.core._mareconstruct"):
         return state[:4]  # an array of objects keeps them
     parts = state if isinstance(state, tuple) and len(state) == 2 and not _is_of_torch(call.function) else (state,)
-    is_a_class = kind in ("here", "moves", "absent") or call.function in CLASSES
-    becomes_attributes = is_a_class and all(part is None or isinstance(part, dict) for part in parts)
-    return () if becomes_attributes else (state,)
+    is_plain = all(part is None or isinstance(part, dict) for part in parts)
+    return () if is_plain and call.function in CLASSES else (state,)  # it only becomes attributes
 
 
 def _is_of_torch(function: object) -> bool:

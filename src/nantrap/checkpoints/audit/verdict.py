@@ -30,7 +30,7 @@ TITLES: Final[Mapping[str, str]] = {
     "NT910": "a pickle that wants to import more than data",
     "NT911": "not a checkpoint",
     "NT912": "could not be read",
-    "NT913": "loading would run code that cannot be judged",
+    "NT913": "loading would make known code use functions or objects of the file",
 }
 
 HELP: Final[Mapping[str, str]] = {
@@ -46,7 +46,7 @@ HELP: Final[Mapping[str, str]] = {
     "NT910": "do not load it with weights_only=False unless you trust who wrote it",
     "NT911": "give the path of a checkpoint: torch, Lightning, safetensors, DCP, or a folder of these",
     "NT912": "make the file readable for this user, then audit again",
-    "NT913": "read that code, or load the file only if you trust who wrote it; safetensors needs no code",
+    "NT913": "load the file only if you trust who wrote it; safetensors needs no code",
 }
 
 
@@ -120,7 +120,7 @@ def _help(code: str, severity: Severity, role: Role | None) -> str:
         if role in ("data", "other"):
             return "find the samples that hold it and drop or repair them; nantrap data names the rows"
     if code == "NT910" and severity == "warning":
-        return "audit it where that code is, or load it with weights_only=False only if you trust who wrote it"
+        return "weights_only=True refuses it; load it with weights_only=False only if you trust who wrote it"
     if code == "NT910" and severity == "note":
         return "nothing to do"
     if code == "NT912" and severity == "warning":
@@ -153,19 +153,19 @@ class CheckpointAudit:
 
     @property
     def verdict(self) -> Literal["ok", "ask", "bad"]:
-        """`bad` with an error; `ask` if loading it would run code that is not known or not here; else `ok`."""
+        """`bad` with an error; `ask` if loading it would run code that is not known; else `ok`."""
         if not self.healthy:
             return "bad"
         return "ask" if self.runs_unknown_code or self.needs_other_code else "ok"
 
     @property
     def runs_unknown_code(self) -> bool:
-        """Whether loading it here would run code that cannot be judged."""
+        """Whether loading it would make known code use functions or objects of the file."""
         return any(problem.code == "NT913" for problem in self.problems)
 
     @property
     def needs_other_code(self) -> bool:
-        """Whether loading it needs classes that are not on this machine."""
+        """Whether loading it needs classes or functions that nantrap does not know."""
         return any(problem.code == "NT910" and problem.severity == "warning" for problem in self.problems)
 
     def to_dict(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def read_stored(source: ByteSource, format: str | None = None) -> StoredObject:
                 tensor.path, dtype, shape, stride, extent.source, extent.offset + tensor.offset
             )
     imports = contents.imports
-    runs, objects = tuple(imports.run), (*imports.unclear, *imports.made)
+    runs, objects = tuple(imports.run), (*imports.unclear, *imports.unknown)
     return StoredObject(arrays, contents.tree, runs, objects, tuple(in_parts))
 
 
