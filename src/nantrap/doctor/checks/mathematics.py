@@ -373,14 +373,23 @@ def _learns(node: ast.AST, function: Function, line: int, depth: int = 0) -> boo
     name = dotted(node)
     if name:
         value = function.latest(name, line) if depth < 4 else None
-        if name in function.module.buffers or value is None:
-            return name not in function.module.buffers and _given_learned(name, function, depth)
+        if name in function.module.buffers or _is_a_running_sum(name, function):
+            return False
+        if value is None:
+            return _given_learned(name, function, depth)
         return _learns(value, function, getattr(value, "lineno", line), depth + 1)
     if isinstance(node, ast.Subscript):
         of_batch = isinstance(node.slice, ast.Constant) and _GIVEN.match(name_of(node.value))
         return not of_batch and _learns(node.value, function, line, depth)
     inner = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
     return any(_learns(each, function, line, depth) for each in inner)
+
+
+def _is_a_running_sum(name: str, function: Function) -> bool:
+    """Whether an attribute adds up over the steps: a gradient through it would fail at the second backward pass."""
+    values = [value for _, value in function.module.attributes.get(name, ())]
+    sums = (value for value in values if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add))
+    return len(values) > 1 and any(name in (dotted(each.left), dotted(each.right)) for each in sums)
 
 
 def _given_learned(name: str, function: Function, depth: int) -> bool:

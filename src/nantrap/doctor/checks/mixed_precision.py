@@ -77,6 +77,8 @@ def both_half_flags(source: SettingSource, repository: Repository) -> Iterator[S
 @configuration_check("fp16_without_loss_scaling", "high", "use bf16-mixed, or 16-mixed, which scales the loss")
 def fp16_without_loss_scaling(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """float16 is used without a loss scaler."""
+    if any(number(each.value) for each in (*source.all("scaler"), *source.all("loss_scale"))):
+        return  # a fixed scale, as on processors whose weights are float16
     for each in source.all("precision"):
         found = precision(each.value)
         if found is not None and found.dtype == "float16" and found.weights:

@@ -101,6 +101,9 @@ def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]
         doubt = _rival(source, each)
         doubt = doubt or ("" if certain else f"usual for {usual or 'a small network'}, too high for a deep one")
         doubt = doubt or _of_few_parameters(modules, source, each) or _beside_another(source, each)
+        of_a_script = optimizer is None and any("ArgumentParser" in module.calls for module in modules)
+        if of_a_script and not any(word in module.text for module in modules for word in ("torch", "Trainer")):
+            doubt = doubt or "the file uses no optimizer of PyTorch"
         doubt = doubt or ("it trains on random numbers" if any(map(_on_random_numbers, modules)) else "")
         yield Sighting.at(each, f"{each.name} is {rate:g} with {name}", doubt=doubt)
 

@@ -217,6 +217,8 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
         return any(parent in ("loss", "losses", "criterion", "loss_weights", "model") for parent in parents)
     if key in ("total_steps", "precision", "resume", "batch_size") and section in _MODEL_SECTIONS:
         return True
+    if key == "precision" and "trainer" not in parents and not _MODEL_SECTIONS.isdisjoint(parents):
+        return True
     if key == "precision" and leaf == "dtype" and section in ("data", "dataset", "datasets", "dataloader"):
         return True
     if key == "clip" and leaf == "grad_norm":

@@ -172,7 +172,7 @@ class Module:
     def is_foreign(self) -> bool:
         """Whether the file is written for another library than PyTorch."""
         heads = {target.split(".")[0] for target in self.imports.values()}
-        return "torch" not in self.text and not _OTHERS.isdisjoint(heads)
+        return not any(head.startswith("torch") for head in heads) and not _OTHERS.isdisjoint(heads)
 
     @property
     def is_demonstration(self) -> bool:
