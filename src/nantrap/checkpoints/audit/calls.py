@@ -284,10 +284,10 @@ def _wraps(call: PickleCall) -> CallEffect:
 def new_with_keywords(call: PickleCall) -> PickleCall | None:
     """`partial(cls.__new__, cls, a=1)()` as a `new` call of the class: protocols 2 and 3 write keywords so."""
     partial = call.function
-    state = partial.state if isinstance(partial, PickleCall) and partial.is_call_of("functools.partial") else None
-    if call.arguments or not (
-        isinstance(state, tuple) and len(state) == 4 and isinstance(state[1], tuple) and state[1]
-    ):
+    if call.arguments or not isinstance(partial, PickleCall) or not partial.is_call_of("functools.partial"):
+        return None
+    state = partial.state
+    if not (isinstance(state, tuple) and len(state) == 4 and isinstance(state[1], tuple) and state[1]):
         return None
     new, made = state[0], state[1][0]
     if partial.arguments != (new,):
