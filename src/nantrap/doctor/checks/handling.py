@@ -87,6 +87,9 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sight
             into_loss = call in terms
         prediction = _is_prediction(operand) and in_model(place.function)
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
+        backwards = [each.lineno for each, other in module.sites("backward") if other.function is place.function]
+        if not gradient and backwards and max(backwards) < call.lineno:
+            continue  # after the backward pass a loss is only recorded
         if is_loss(operand) or gradient or computes_loss(operand) or into_loss or prediction:
             words = f"nan_to_num({shown(operand)}) hides the NaN; the gradient stays NaN or becomes zero"
             doubt = _MENDED if _was_mended(place.function, operand, call.lineno, repository) else ""
