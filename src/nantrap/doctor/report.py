@@ -11,8 +11,7 @@ from nantrap.incident.wording import counted, visible
 from nantrap.pages import check_pages
 from nantrap.problems import Problem, ProblemPlace, Severity
 from nantrap.problems.github import annotation
-from nantrap.problems.json_values import json_value
-from nantrap.problems.problem import SEVERITIES
+from nantrap.problems.problem import SEVERITIES, json_value
 from nantrap.problems.sarif import sarif_document
 from nantrap.problems.terminal import Line, source_problem
 

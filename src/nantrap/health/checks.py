@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nantrap.health.findings import HealthFinding
+from nantrap.health.findings import HealthFinding, number, share
 from nantrap.health.other_logs import end_of_run, left_out_steps, lost_values
 from nantrap.health.trend import LEAST, spikes, trend
 from nantrap.health.window import Bools, LogWindow
-from nantrap.health.words import number, share
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted
 from nantrap.problems import Severity

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nantrap.health.findings import HealthFinding
+from nantrap.health.findings import HealthFinding, share
 from nantrap.health.window import LogWindow
-from nantrap.health.words import share
 from nantrap.incident.wording import counted
 from nantrap.problems import Severity
 from nantrap.record import Column, LogNote

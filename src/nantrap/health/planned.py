@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from nantrap.health.checks import applied_steps, falling_loss, improvement, incidents, limits_of
 from nantrap.health.expectations import Expectations, Expected, Limits, PlannedStage
-from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding
+from nantrap.health.findings import OUTCOMES, CheckOutcome, HealthFinding, number, share
 from nantrap.health.trend import spikes
 from nantrap.health.window import LogWindow
-from nantrap.health.words import number, share
 from nantrap.incident.wording import counted
 from nantrap.problems import worst
 from nantrap.record import Column

@@ -1,12 +1,11 @@
 """What is wrong outside of a guarded step: one shape for all commands, and one file for each output. No torch.
 
-problem      `Problem`, the shape of what the commands find
-terminal     lines for a person, with colours on a terminal
-json_values  values that JSON can hold; each command has a schema of its own
-sarif        a document for code scanning
-github       workflow commands
-junit        XML for test dashboards
-progress     the bar on a terminal while a command reads
+problem   `Problem`, the shape of what the commands find, and values that JSON can hold
+terminal  lines for a person, with colours on a terminal
+sarif     a document for code scanning
+github    workflow commands
+junit     XML for test dashboards
+progress  the bar on a terminal while a command reads
 """
 
 from __future__ import annotations

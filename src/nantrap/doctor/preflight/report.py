@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from nantrap.problems import Problem, Severity
-from nantrap.problems.json_values import json_value
+from nantrap.problems.problem import json_value
 
 SCHEMA: Final = "nantrap.preflight/1"
 
