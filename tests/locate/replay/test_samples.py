@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import nantrap
+from nantrap import Diagnosis, Policy
 
 SIZE = 6
 values = torch.full((SIZE, 2), 0.5)
@@ -221,3 +223,25 @@ def test_a_sample_whose_row_is_good_in_the_batch_is_not_named() -> None:
 def test_a_sample_whose_row_is_bad_in_the_batch_is_named_though_it_is_finite_alone() -> None:
     incident = fails_above(lambda part: 2.0 - 0.08 * len(part), {3: 2.5, 6: 1.5})
     assert incident.samples == (3, 6)
+
+
+def test_rows_that_the_values_show_are_tried_first(attempt: Any) -> None:
+    model, calls = nn.Linear(1, 1), itertools.count()  # an iterator cannot be rewound, so it counts the replays too
+
+    def loss(batch: Tensor) -> Tensor:
+        next(calls)
+        return (model(batch) * batch.log()).mean()
+
+    batch = torch.ones(64, 1)
+    batch[41, 0] = 0.0
+    assert attempt(model, loss, [batch]).samples == (41,)
+    assert next(calls) == 5  # the step, the replay, the whole batch, the row, the rest
+
+
+def test_a_search_that_ends_early_blames_nobody_while_every_part_fails(attempt: Any) -> None:
+    model, ticks = nn.Linear(1, 1), itertools.count()
+    limits = Diagnosis(seconds=60, steps=1e9, clock=lambda: float(next(ticks)))
+    policy = Policy(diagnosis=limits)
+    incident = attempt(model, lambda batch: model(batch.log()).mean(), [torch.zeros(32, 1)], policy=policy)
+    assert "the search for the samples was cut short by its budget" in incident.notes
+    assert incident.samples == ()

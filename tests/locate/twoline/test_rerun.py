@@ -379,6 +379,24 @@ def test_statements_of_the_loop_itself() -> None:
     assert len(losses) == 2
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_last_micro_batch_of_a_loop_that_has_ended(parts: int) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    given = list(batches(2 * parts, bad=2 * parts - 1))
+    incident = None
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        for window in (given[:parts], given[parts:]):
+            for batch in window:
+                loss = weighted(model, batch) / len(window)
+                guard.backward(loss)
+            incident = guard.step().incident
+    assert incident is not None
+    assert computed_again(incident)
+    assert incident.causes[0].proven
+    assert incident.samples == (2,)
+
+
 class OwnLoss(Model):
     """Computes its loss itself, as models of transformers do."""
 

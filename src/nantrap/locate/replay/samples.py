@@ -85,6 +85,7 @@ def find_samples(
         indices = dataset_indices(failed.batch, (0,), 1)
         return Samples((0,), 1, note="the batch holds a single sample", dataset_indices=indices)
     search = _Search(failed, size, budget=budget, max_runs=max_runs)
+    rows, rows_of_any = seen(size)
     everything = list(range(size))
     note = ""
     try:
@@ -96,14 +97,19 @@ def find_samples(
                 note="the batch does not fail again when it is rebuilt from its samples",
                 runs=search.runs,
             )
-        guilty = search.descend(everything) or search.leave_out(everything) or search.one_by_one(everything)
+        guilty = (
+            search.guess(sorted(rows))
+            or search.descend(everything)
+            or search.leave_out(everything)
+            or search.one_by_one(everything)
+        )
     except _Enough:
-        guilty, note = search.found, "the search for the samples was cut short by its budget"
+        guilty = search.found if search.innocent else []  # every part fails: what was found first is no more to blame
+        note = "the search for the samples was cut short by its budget"
     except _Everyone:
         guilty = []
         note = f"each of the {search.alone} samples that were run alone fails, so no single one is the reason"
     guilty = search.also_in_the_batch(guilty)
-    rows, rows_of_any = seen(size)
     guilty = [each for each in guilty if each in rows_of_any] or guilty
     if not guilty:
         return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
@@ -194,16 +200,20 @@ class _Search:
         self.reason = ""
         self.alone = 0
         self.innocent = False
+        self.known: dict[tuple[int, ...], bool | None] = {}
 
     def try_fails(self, samples: Sequence[int]) -> bool | None:
         """Like `fails`; `None` where the function does not take such a part (BatchNorm and a single sample)."""
-        self.runs += 1
-        try:
-            return fails(self.failed, samples, self.size)
-        except Exception as error:
-            self.refused = True
-            self.reason = self.reason or str(error)
-            return None
+        part = tuple(samples)
+        if part not in self.known:
+            self.runs += 1
+            try:
+                self.known[part] = fails(self.failed, samples, self.size)
+            except Exception as error:
+                self.refused = True
+                self.reason = self.reason or str(error)
+                self.known[part] = None
+        return self.known[part]
 
     def fails(self, samples: Sequence[int]) -> bool:
         if self.runs >= self.max_runs or self.budget.spent:
@@ -211,6 +221,11 @@ class _Search:
         failing = bool(self.try_fails(samples))
         self.innocent |= not failing
         return failing
+
+    def guess(self, rows: list[int]) -> list[int]:
+        """The guilty ones among the rows that the failed operation showed, if these fail and the rest does not."""
+        rest = [i for i in range(self.size) if i not in set(rows)]
+        return self.descend(rows) if rows and rest and self.fails(rows) and not self.fails(rest) else []
 
     def descend(self, samples: list[int]) -> list[int]:
         """The guilty ones among samples that fail together; empty if they fail only together."""

@@ -333,15 +333,16 @@ class _OnlyFresh(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if schema_of(func).is_mutable and not self._rests:
+        schema = schema_of(func)
+        if schema.is_mutable and not self._rests:
             for value, argument in _given(func, args, kwargs):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for tensor in tensors_in(value):
                         if self._memory.key(tensor) not in self._made:
                             raise NotRepeatable(f"{func} writes into memory that existed before")
-        before = {self._memory.key(tensor) for tensor in tensors_in((args, kwargs))}
         result = func(*args, **kwargs)
-        self._made |= {self._memory.key(tensor) for tensor in tensors_in(result)} - before
+        if all(each.alias_info is None for each in schema.returns):
+            self._made |= {self._memory.key(tensor) for tensor in tensors_in(result)}
         return result
 
 

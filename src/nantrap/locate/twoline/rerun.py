@@ -14,9 +14,9 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from nantrap.locate.replay.root_call import Factor, RootCall
 from nantrap.locate.twoline.caller import (
     Frame,
     FrameworkCall,
+    KeptFrame,
+    Loop,
     last_entry,
     names_in,
     names_of_loop,
@@ -82,8 +84,8 @@ def compute_again(failed: Failure, budget: Budget | None = None) -> Again | None
     if (by_framework := _by_framework(failed, calls)) is not None:
         return by_framework
     without_batch: Again | None = None
-    tried = 0
-    for frame in near_callers(_MOST_FRAMES):
+    tried: set[tuple[types.CodeType, tuple[str, ...]]] = set()
+    for frame in _places():
         for statements, expression in _candidates(frame, failed.loss):
             for follows_all, keeps_data in _DEPTHS:
                 with contextlib.suppress(NotRepeatable, Exception):
@@ -92,12 +94,12 @@ def compute_again(failed: Failure, budget: Budget | None = None) -> Again | None
                     if keeps_data and not taken:
                         continue
                     part = _Slice.of(frame, statements, expression, calls, follows_all=follows_all, taken=taken)
-                    if without_batch is not None and not part.has_batch:
+                    if (without_batch is not None and not part.has_batch) or (part.code, part.batch_names) in tried:
                         continue
                     for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
-                        tried += 1
-                        if tried > 1 and budget is not None and budget.spent:
+                        if tried and budget is not None and budget.spent:
                             return without_batch
+                        tried.add((part.code, part.batch_names))
                         again = _Rerun(part, failed, calls, ambient, begin).verified()
                         if again is not None and part.has_batch:
                             return again
@@ -194,6 +196,22 @@ def _loss_of(forward: Callable[[Any], Any], path: str, outer: Callable[[Tensor],
 # ---- which statements
 
 
+def _places() -> Iterator[Frame]:
+    """The frames of the program. One in which a loop with a backward pass has ended, over the micro-batches of a step,
+    comes before that at the line of the backward pass: the names of the last round are still there."""
+    for frame in near_callers(_MOST_FRAMES):
+        with contextlib.suppress(NotRepeatable):
+            ended = [each for each in statements_before(frame) if isinstance(each, Loop)]
+            lines = [call.lineno for loop in ended for call in ast.walk(loop) if _is_backward(call)]
+            if lines:
+                yield KeptFrame(frame.f_code, lines[-1], frame.f_globals, names_in(frame))
+        yield frame
+
+
+def _is_backward(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
 def _candidates(frame: Frame, loss: Tensor) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
     """Statements of a frame, in order, and an expression after them that may be the loss."""
     with contextlib.suppress(NotRepeatable):
@@ -205,7 +223,7 @@ def _candidates(frame: Frame, loss: Tensor) -> Iterator[tuple[list[ast.stmt], as
                 yield statements, ast.copy_location(ast.Name(name, ast.Load()), current)  # `if isnan(loss): loss = 0`
         for statement in (current, *reversed(statements)):
             for call in ast.walk(statement):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+                if _is_backward(call):
                     given = call.args[0] if call.args else call.func.value
                     until = statements[: statements.index(statement)] if statement is not current else statements
                     if isinstance(given, ast.Call) and getattr(given.func, "attr", "") == "scale" and given.args:
@@ -248,7 +266,7 @@ def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
         inner = _block_at(current, line)
         if not inner or isinstance(current, (ast.FunctionDef, ast.ClassDef)):
             return before, current
-        if isinstance(current, (ast.For, ast.While, ast.AsyncFor)) and inner is current.body:
+        if isinstance(current, Loop) and inner is current.body:
             before = []
         body = inner
 
@@ -339,7 +357,9 @@ class _Slice:
         # `x = torch.randint(...)` makes a batch as well; `mean = 0.9 * mean + ...` is what the loop keeps between steps
         kept_by_loop = found.carried - taken_by_loop(frame) - arguments
         made_in_loop = {n for n in found.cut - kept_by_loop if holds_tensors(held[n])}
-        batch = tuple(sorted(n for n in (starting & found.needed) | made_in_loop if n in held))
+        needed = {n for n in (starting & found.needed) | made_in_loop if n in held}
+        taken_last = needed & {*target_of_loop(frame)}
+        batch = tuple(sorted(n for n in needed if n in taken_last or not _holds_any(held, n, taken_last)))
         shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
         first = min(node.lineno for node in shown)
         last = max(node.end_lineno or node.lineno for node in shown)
@@ -369,6 +389,13 @@ def _parameters(code: types.CodeType) -> set[str]:
     """The names of a function's parameters, `*args` and `**kwargs` among them."""
     rest = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest])
+
+
+def _holds_any(held: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
+    """Whether a name holds all tensors of one of the others: the micro-batches of a step, of which that is one."""
+    own = {id(tensor) for _, tensor in tensors_of(held[name])}
+    parts = [{id(tensor) for _, tensor in tensors_of(held[other])} for other in others]
+    return any(part and part <= own for part in parts)
 
 
 def _loaded(calls: list[RootCall], frame: Frame) -> dict[str, Any]:
