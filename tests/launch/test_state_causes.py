@@ -228,20 +228,23 @@ def test_what_a_state_does_not_have_was_not_loaded(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("rollback", [True, False])
-def test_weights_that_the_script_spoils_are_restored_where_an_older_state_is_kept(
-    tmp_path: Path, rollback: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("times", [1, 3])
+def test_weights_that_the_script_spoils_make_way_for_an_older_state(
+    tmp_path: Path, times: int, rollback: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
     with attached(RunSettings(run_dir=str(tmp_path), rollback=rollback)) as attachment:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        train(model, optimizer, batches_of(3))
-        with torch.no_grad():
-            model.bias.fill_(float("nan"))
+        for _ in range(times):
+            train(model, optimizer, batches_of(10))
+            with torch.no_grad():
+                model.bias.fill_(float("nan"))
         train(model, optimizer, batches_of(3))
         (loop,) = attachment.registry
-        left = loop.bad_state()
-    no_way = "the weights are non-finite, and there is no older state to go back to (--rollback keeps one)"
-    assert (no_way in capsys.readouterr().err) is not rollback
-    assert left == ([] if rollback else ["bias"])
-    assert loop.tally.rollbacks == rollback
+        assert loop.bad_state() == []
+        assert loop.tally.rollbacks == times
+        assert [group["lr"] for group in optimizer.param_groups] == [0.01]
+    said = capsys.readouterr().err
+    assert "state of step 8, lr now 0.01" in said  # the newest copy, not the first
+    assert ("state of step 29" in said) is (times == 3)

@@ -42,7 +42,7 @@ class RunCommand:
             "--rollback",
             action="store_true",
             default=None,
-            help="instead of stopping, roll back to a state in memory with half the learning rate",
+            help="after too many skips, roll back to a state in memory with half the learning rate",
         )
         add("--clip", type=float, metavar="NORM", help="clip the gradients of each step to this total norm")
         add(

@@ -116,9 +116,7 @@ def act(session: Session, driver: Driver, decision: Decision, diagnosed: Diagnos
         done, words = session.recovery.roll_back(lower_rate=not spoiled)
         return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
     if beyond_repair := session.recovery.beyond_repair:
-        by_option = session.setup.by == "script" and not session.policy.rollback.anchor_every
-        keeps = " (--rollback keeps one)" if by_option else ""
-        reason += f"; {beyond_repair} non-finite, and there is no older state to go back to{keeps}"
+        reason += f"; {beyond_repair} non-finite, and there is no older state to go back to"
     if session.policy.skips.scheduler == "advance":
         driver.advance_schedule()
     return Act(action, reason)

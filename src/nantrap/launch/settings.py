@@ -186,7 +186,7 @@ class RunSettings:
             on_incident=chosen.policy_name if self.policy_name != "strict" else "raise",
             max_consecutive_skips=self.max_skips,
             then="rollback" if self.rollback else "stop",
-            rollback=Rollback(anchor_every=32 if self.rollback else 0, rng="continue"),
+            rollback=Rollback(rng="continue"),
             diagnose=chosen.diagnose,
             bundle=Bundle(kind="full", data=True) if self.bundle_data else chosen.bundle,
             batches=BatchChecks(unusual=chosen.batch_range),

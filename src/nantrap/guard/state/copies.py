@@ -362,11 +362,11 @@ class Anchors:
             if attempt.step == step:
                 attempt.applied = False
 
-    def forget_after(self, step: int, *, now: int = 0) -> None:
+    def forget_after(self, step: int, *, now: int = 0, diverged: bool = True) -> None:
         """After a rollback: drop later anchors and attempts, which belong to the part of the run that was undone.
 
-        The next anchor is not due immediately: it would hold the state that was just restored. Nor is a near one: a run
-        that diverges again soon is to go back to an older state.
+        The next anchor is not due immediately: it would hold the state that was just restored. Nor is a near one where
+        the run diverged: if it does so again soon, it is to go back to an older state.
         """
         if self._near is not None and self._near.step > step:
             self._near = None
@@ -376,6 +376,8 @@ class Anchors:
         self._attempt_bytes = 0
         if self._every:
             self.due = self._ring_due = now + self._every if now else 0
+            if now and not diverged:
+                self.due = min(self.due, now + _NEAR_STEPS)
 
     def _take(self, step: int) -> None:
         """Copy the whole state, into the memory of the oldest anchor where there are enough of them."""

@@ -307,7 +307,7 @@ class Recovery:
         self._set_factor(factor, since=since)
         self._lowest_factor = factor
         self._older_than = self._restored_step = step
-        anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
+        anchors.forget_after(step if not source else -1, now=self._progress.step + 1, diverged=lower_rate)
         self._protected.ledger.recapture()
         self._tally.rollbacks += 1
         if len(set(self._ranks.checksums(self._protected.members.parameters, step))) > 1:
