@@ -191,3 +191,21 @@ def test_a_parametrization_is_named_where_only_the_graph_can_be_read() -> None:
     assert incident is not None
     assert incident.module == "critic.1.parametrizations.weight.0"
     assert (incident.causes[0].slug, incident.causes[0].proven) == ("division_by_zero", True)
+
+
+def test_a_scaler_at_its_lowest_is_not_asked_to_go_lower() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+
+    def loss(batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.float16):
+            out = model(batch)
+        return (out.float() - 5).square().mean() * 2.0**24
+
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler, quiet=True) as guard:
+        incident = guard.attempt(loss, torch.ones(2, 3)).incident
+    assert incident is not None
+    assert fix_of(incident).text == (
+        "the scaler is at 1 already; the program itself multiplies the loss by 1.67772e+07"
+    )

@@ -152,12 +152,19 @@ def loss_scale_misuse(case: Case) -> Claim | None:
         ),
         trial=trial,
         shows="with a scale of 1 the gradients are finite",
-        help="make one GradScaler before the first epoch and keep it: a new one begins with its first scale again"
-        if again
-        else "let the scaler go on, it lowers its scale after each such step; init_scale begins with a lower one"
-        if case.run.scale
-        else "use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
+        help=_help_for_scale(scale, case.run.scale, again=bool(again)),
     )
+
+
+def _help_for_scale(scale: float, of_scaler: float | None, *, again: bool) -> str:
+    """What to do about a scale, of which a scaler has its part."""
+    if again:
+        return "make one GradScaler before the first epoch and keep it: a new one begins with its first scale again"
+    if not of_scaler:
+        return "use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard"
+    if of_scaler <= 1.0:
+        return f"the scaler is at {of_scaler:g} already; the program itself multiplies the loss by {scale:g}"
+    return "let the scaler go on, it lowers its scale after each such step; init_scale begins with a lower one"
 
 
 def _scale_set_again(case: Case) -> tuple[str, ...]:
