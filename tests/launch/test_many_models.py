@@ -48,6 +48,20 @@ def test_guards_of_dropped_optimizers_end_and_are_counted(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("**/journal-r0.jsonl"))) == 40
 
 
+def test_a_few_large_models_are_not_kept_either(tmp_path: Path) -> None:
+    """Each takes 24 MB for parameters and state, and as much for each older state that is kept."""
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        for _ in range(8):
+            model = nn.Linear(2000, 1000)
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(10):
+                model(torch.ones(1, 2000)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        held = sum(loop.session.anchors.nbytes for loop in attachment.registry.guards)
+    assert held < 400 * 2**20
+
+
 def test_guards_of_optimizers_that_the_script_keeps_stay(tmp_path: Path) -> None:
     """In a list, in a dictionary, in a local variable, in a schedule: every one can make another step."""
     with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:

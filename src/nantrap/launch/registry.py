@@ -50,7 +50,9 @@ from nantrap.locate.torch_private import version_of
 from nantrap.report import write_line
 
 _MANY = 16
-"""So many guards, and it is looked whether the script still has all of the optimizers. A look takes 60 ms."""
+_MUCH = 256 * 2**20
+"""So many guards, or so many bytes of older states, and it is looked whether the script still has all of the optimizers
+when it makes another one. A look takes 60 ms."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,8 @@ class OptimizerRegistry:
 
     def _end_dropped(self) -> None:
         """Close the guards of optimizers that the script has dropped, each time that the guards have become many."""
-        if len(self.guards) < self._many or self._inherited or several_ranks():
+        few = len(self.guards) < self._many and sum(loop.session.anchors.nbytes for loop in self.guards) < _MUCH
+        if few or self._inherited or several_ranks():
             return
         idle = [loop for loop in self.guards if not loop.is_in_step and loop.stopped is None]
         dropped = _held_by_guards_alone([loop.optimizer for loop in idle])

@@ -309,6 +309,11 @@ class Anchors:
         """Whether steps are worth keeping: there is an older state from which they can be run again."""
         return bool(self._ring)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the copies of parameters and optimizer state take."""
+        return sum(anchor.snapshot.nbytes for anchor in (*self._ring, self._near) if anchor is not None)
+
     def begin_step(self, step: int) -> None:
         """Before a step: take an anchor when one is due."""
         if not self._every or step < self.due:
