@@ -87,22 +87,16 @@ def older_state(case: Case, *, this_batch: bool = False) -> OlderState | None:
         return OlderState(anchor.step, lambda: anchors.restore(anchor), anchor.snapshot.value_of, attempts)
     applied = [record.step for record in case.run.history.applied() if record.step < failed.step]
     older = [] if anchors is None else [a for a in anchors.candidates() if applied and a.step <= applied[-1]]
-    first = failed.run.first
-    from_first = first is not None and bool(applied) and first.fits()
-    if older and not (from_first and applied[0] < older[-1].step and len(applied) <= _MOST_STAND_INS):
-        anchor = older[-1]
-        restore, value_of = (lambda: anchors.restore(anchor)), anchor.snapshot.value_of
-        steps = [step for step in applied if step >= anchor.step]
-    elif first is not None and from_first:
-        restore, value_of, steps = first.restore, first.value_of, applied
-    else:
+    if not older:
         return None
+    oldest = older[-1]
+    steps = [step for step in applied if step >= oldest.step]
     batches = itertools.cycle([failed.batch] if this_batch or not case.lab.varied else with_earlier_inputs(case))
     attempts = [
         SimpleNamespace(step=step, forward=failed.forward, batches=(next(batches),), rng=failed.rng, applied=True)
         for step in (*steps[-_MOST_STAND_INS:], *steps[-1:] * _MORE_STAND_INS)
     ]
-    return OlderState(steps[0], restore, value_of, attempts, stands_in=True)
+    return OlderState(steps[0], lambda: anchors.restore(oldest), oldest.snapshot.value_of, attempts, stands_in=True)
 
 
 def with_earlier_inputs(case: Case) -> list[Any]:
@@ -187,11 +181,9 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     recent = case.run.history.applied()[-RECENT:]
     anchors = [] if case.run.anchors is None or not recent else case.run.anchors.candidates()
     anchor = next((anchor for anchor in reversed(anchors) if anchor.step <= recent[0].step), None)
-    first, others = case.run.first, beside(case)
+    others = beside(case)
     if anchor is not None:
         step, value_of = anchor.step, anchor.snapshot.value_of
-    elif first is not None and recent and first.fits():
-        step, value_of = case.run.history.applied()[0].step, first.value_of
     elif others and not recent:  # no update of its own: its weights are those it began with
         step, value_of = case.failure.step, torch.Tensor.detach
     else:

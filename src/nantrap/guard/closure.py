@@ -75,7 +75,7 @@ def judge_evaluations(
     verdict = session.ranks.agree(Flags(origin=start_bad or bool(made), harmful=True))
     if not verdict.bad:
         window.count(first)
-        session.protected.release(anchored=session.anchors.keeps_attempts)
+        session.protected.release()
         reading = Reading(norm, window.loss, window.terms, rates)
         return accept(session, driver, window, reading)
     decision = judge(verdict, session.policy)

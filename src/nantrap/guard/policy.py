@@ -54,9 +54,8 @@ class Rollback:
     """What is kept so that a step, or several, can be taken back.
 
     Attributes:
-        anchor_every: number of steps between copies of the state in memory, for rollback and for trials; with 0 only
-            the state before the first update is kept, for trials. Of a state of up to 64 MiB one more copy is taken
-            every 8 steps, so that a rollback loses few of them.
+        anchor_every: number of steps between copies of the state in memory, for rollback and for trials; 0 for none.
+            Of a state of up to 64 MiB one more copy is taken every 8 steps, so that a rollback loses few of them.
         anchor_bytes: no such copy is kept, and no further batches, when that would take more memory than this.
         rng: whether a rollback restores the random streams too (`restore`) or lets them continue (`continue`).
         lr_recover_steps: number of applied steps within which the learning rates return to their old values; 0 for

@@ -399,7 +399,7 @@ def make_update(
             protected.undo()
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
-    protected.release(anchored=session.anchors.keeps_attempts)
+    protected.release()
     for found in protected.newly_bad_before(session.progress.step):
         session.recorder.say(
             f"step {session.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "

@@ -116,7 +116,6 @@ class RunFacts:
         scale: the loss scale, if there is one.
         max_grad_norm: to what the guard clips.
         anchors: older states, from which trials run the steps since then again.
-        first: a copy of parameters and optimizer state from before the first update, where no anchors are kept.
         beside: other networks of the same training, as far as an older state of them is kept.
         ema_modules: averages of the weights.
         scheduler: the guard's scheduler, or `None`.
@@ -130,7 +129,6 @@ class RunFacts:
     scale: float | None = None
     max_grad_norm: float | None = None
     anchors: Any = None
-    first: Any = None
     beside: tuple[Beside, ...] = ()
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None

@@ -325,7 +325,6 @@ def run_facts(session: Session) -> RunFacts:
         scale=session.scaling.value(),
         max_grad_norm=session.setup.max_grad_norm,
         anchors=session.anchors,
-        first=protected.first,
         beside=tuple(_beside(session)),
         ema_modules=tuple(protected.averages),
         scheduler=session.setup.scheduler,
@@ -338,14 +337,12 @@ def run_facts(session: Session) -> RunFacts:
 def _beside(session: Session) -> Iterator[Beside]:
     """The other networks of this training, each with its oldest state that is kept."""
     for other in session.others:
-        anchors, first, applied = other.anchors.candidates(), other.protected.first, other.recorder.history().applied()
-        state = anchors[-1].snapshot if anchors else first
-        if not applied or state is None or not state.fits():
-            continue
-        step = anchors[-1].step if anchors else applied[0].step
-        updates = sum(record.step >= step for record in applied)
-        rate = max(applied[-1].lr, default=math.nan)
-        yield Beside(tuple(other.protected.members.parameters), rate, step, state.value_of, updates)
+        anchors, applied = other.anchors.candidates(), other.recorder.history().applied()
+        if applied and anchors:
+            oldest = anchors[-1]
+            updates = sum(record.step >= oldest.step for record in applied)
+            rate, value_of = max(applied[-1].lr, default=math.nan), oldest.snapshot.value_of
+            yield Beside(tuple(other.protected.members.parameters), rate, oldest.step, value_of, updates)
 
 
 def with_location(incident: Incident, location: Location) -> Incident:

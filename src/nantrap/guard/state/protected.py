@@ -23,7 +23,7 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
-from nantrap.guard.state.copies import UpdateSnapshot, has_room
+from nantrap.guard.state.copies import UpdateSnapshot
 from nantrap.guard.state.ledger import Ledger
 from nantrap.guard.state.members import Members, Shards, name_beside, optimizer_tensors, reached_through_data
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
@@ -79,8 +79,6 @@ class Protected:
         """What the last update returned."""
         self._policy = policy
         self._snapshot: UpdateSnapshot | None = None
-        self.first: UpdateSnapshot | None = None
-        """The state before the first update, for trials, where no anchor was kept by then and memory allows it."""
         self._trusted: list[Tensor] = []
         self._trusted_state: object = None
         self._trusted_writes = -1
@@ -216,17 +214,9 @@ class Protected:
         self._snapshot.take()
         return self._snapshot
 
-    def release(self, *, anchored: bool) -> None:
-        """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed.
-
-        Args:
-            anchored: an anchor is kept, from which the steps can be made again.
-        """
-        kept, limits = self._snapshot, self._policy.rollback
-        wanted = self.first is None and kept and not anchored and kept.nbytes <= limits.anchor_bytes
-        if wanted and has_room(self.members.parameters[0].device, 0):
-            self.first, self._snapshot = kept, None
-        elif limits.undo == "auto" and self._certificate is not None:
+    def release(self) -> None:
+        """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed."""
+        if self._policy.rollback.undo == "auto" and self._certificate is not None:
             self._snapshot = None
 
     def undo(self) -> None:
