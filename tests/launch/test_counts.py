@@ -483,19 +483,25 @@ def test_an_interrupt_while_the_graph_of_a_bad_loss_is_read(tmp_path: Path, caps
         if event == "c_call" and called is torch.aminmax:
             os.kill(os.getpid(), signal.SIGINT)
 
-    for x, y in batches():
-        optimizer.zero_grad()
-        error = (model(x) - y).square()
-        loss = error.mean() if own["steps"] < 3 else error.neg().log().mean()
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    try:
+        for x, y in batches(5, value=float("nan")):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            if loss.isnan():
+                sys.setprofile(interrupt)
+            loss.backward()
+            optimizer.step()
+            own["steps"] += 1
+    finally:
+        sys.setprofile(None)
+        own["finite"] = all(value.isfinite().all().item() for value in model.state_dict().values())
         write()
-        if loss.isnan():
-            sys.setprofile(interrupt)
-        loss.backward()
-        optimizer.step()
-        own["steps"] += 1
     """
     found = run(body, tmp_path, capsys)
-    assert (found.code, found.summary["steps"], found.summary["incidents"]) == (130, found.own["steps"] + 1, 1)
+    assert (found.code, found.own["finite"], found.summary["bad"]) == (130, True, [])
+    assert (found.summary["steps"], found.summary["incidents"]) == (found.own["steps"] + 1, 1)
     assert found.verdict == "doubtful"
 
 

@@ -281,7 +281,11 @@ class Collector:
                 if self._drops_terms:
                     drop_bad_terms(self.session, window, micro, given)
                 if micro.bad:
-                    micro.evidence = examine(micro.loss.total, micro.root_call)
+                    try:
+                        micro.evidence = examine(micro.loss.total, micro.root_call)
+                    except BaseException:  # Ctrl+C
+                        self.session.protected.restore_interrupted()
+                        raise
                 total = micro.loss.total
             elif micro.forward is None:
                 micro.evidence = note_loss_part(total, micro.root_call)

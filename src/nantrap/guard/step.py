@@ -60,9 +60,8 @@ def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
         else:
             undone = []
         observation = observe_step(session, driver, window, reading, decision, undone)
-    except BaseException:  # Ctrl+C before the step was judged: its forward pass may have written NaN into buffers
-        if session.policy.on_incident != "observe" and session.protected.ledger.any_bad():
-            session.protected.ledger.restore_buffers()
+    except BaseException:  # Ctrl+C before the step was judged
+        session.protected.restore_interrupted()
         raise
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(session, driver, window, reading, observation)

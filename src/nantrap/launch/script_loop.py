@@ -275,6 +275,7 @@ class ScriptLoop:
                     self._examine(loss, micro)
                 except BaseException:  # the run is interrupted: its end counts the bad loss that it has seen
                     window.micros.append(micro)
+                    self.session.protected.restore_interrupted()
                     raise
                 if self._drops(window, alone=alone):
                     self.detector.drop_micro_batch(window, micro)

@@ -236,6 +236,11 @@ class Protected:
             self._restore_program()
             self._sums = self._checksums()
 
+    def restore_interrupted(self) -> None:
+        """The guard was interrupted before the step was judged, whose forward pass may have written NaN into buffers."""
+        if self._policy.on_incident != "observe" and self.ledger.any_bad():
+            self.ledger.restore_buffers()
+
     def _restore_program(self) -> None:
         """Put back what the program keeps itself.
 
