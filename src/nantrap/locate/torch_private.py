@@ -53,7 +53,10 @@ def leave_mode(mode: TorchDispatchMode) -> bool:
         return False
     later = []
     while (last := _get_current_dispatch_mode()) is not None:
-        TorchDispatchMode.__exit__(last, None, None, None)
+        try:
+            TorchDispatchMode.__exit__(last, None, None, None)
+        except IndexError:  # it was ended before, and torch has put it on again after an operation
+            drop_last_mode()
         if last is mode:
             break
         later.append(last)

@@ -6,7 +6,9 @@ import math
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _push_mode
 
+from nantrap.locate.torch_private import DispatchMode, leave_mode, modes_running
 from nantrap.locate.trace import Registered, Trace
 
 
@@ -42,3 +44,12 @@ def test_revised_records_are_those_of_the_captures_too() -> None:
     trace.revise(lambda op: op._replace(phase="backward"), since=first)
     assert [op.phase for op in trace.ops] == ["forward"] * first + ["backward"] * (len(trace.ops) - first)
     assert all(capture.op is trace.ops[index] for index, capture in trace.captures.items())
+
+
+def test_a_mode_that_torch_put_on_again_after_it_had_ended_can_be_ended() -> None:
+    """Torch takes a mode off while it handles an operation, in which a collected guard may end it."""
+    mode = DispatchMode()
+    _push_mode(mode)
+    assert leave_mode(mode)
+    assert not modes_running()
+    assert not leave_mode(mode)
