@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from nantrap.errors import UsageError
+from nantrap.errors import UsageError, path_argument
 from nantrap.finite import size_in_bytes
-from nantrap.guard.arguments import as_metrics, as_modules, check_arguments, check_listeners, checked_position
 from nantrap.guard.checks import check_batches, check_state
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
-from nantrap.guard.dropped_losses import DroppedLosses
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss, note_call
 from nantrap.guard.late import LateSteps
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.recorder import Recorder
+from nantrap.guard.script_events import DroppedLosses
 from nantrap.guard.session import Session, Setup, end_run, last_turn, summary_of
 from nantrap.guard.state.copies import Attempt
 from nantrap.guard.state.members import ema_update
@@ -486,3 +487,68 @@ def _tensors(batch: Any) -> Iterable[tuple[str, Tensor]]:
         else:
             return found
     return tensors_of(batch)
+
+
+# ---- what is refused, by the name of the argument and with what was expected
+
+
+def as_modules(also: Any) -> Sequence[nn.Module]:
+    """The modules beside the model: one, or a list of them."""
+    modules = [also] if isinstance(also, nn.Module) else list(also) if isinstance(also, (list, tuple)) else None
+    if modules is None or not all(isinstance(module, nn.Module) for module in modules):
+        raise UsageError(f"Guard(also={also!r}): expected a list of torch.nn.Module, e.g. also=[loss_module]")
+    return modules
+
+
+def check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
+    """Refuse what cannot be followed or sent, by the name of the argument."""
+    if not isinstance(watch, Iterable) or not all(isinstance(name, str) for name in watch):
+        raise UsageError(f"Guard(watch={watch!r}): expected names or patterns, or a dict of pattern to Limit")
+    if not isinstance(export, Iterable):
+        raise UsageError(f"Guard(export={export!r}): expected names of exporters in a list, such as ['tensorboard']")
+    if alerts is not None and not hasattr(alerts, "stalled_after"):
+        raise UsageError(f"Guard(alerts={alerts!r}): expected nantrap.Alerts(...)")
+
+
+def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir: Any, save_every: Any) -> None:
+    """Refuse what cannot be right, by the name of the argument."""
+    if policy is not None and not isinstance(policy, Policy):
+        named = f"; for this one, Policy.{policy}()" if policy in ("strict", "observe") else ""
+        raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy{named}")
+    number = isinstance(max_grad_norm, (int, float)) and not isinstance(max_grad_norm, bool)
+    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): expected a positive number, or None not to clip")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
+            "and call scheduler.step(metric) yourself"
+        )
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise UsageError(f"Guard(scheduler={scheduler!r}): expected a learning rate scheduler with a step() method")
+    if run_dir is not None:
+        path_argument(run_dir, "Guard", "the path of a folder as run_dir, or None to write nothing")
+    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
+        raise UsageError(f"Guard(save_every={save_every!r}): expected a number of steps, or 0 for never")
+
+
+def checked_position(*, epoch: Any, batch: Any, samples: Iterable[Any]) -> tuple[int, ...]:
+    """Refuse a position that is no whole number. Gives the indices of the samples, which may come as a tensor."""
+    for name, value in (("epoch", epoch), ("batch", batch)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"guard.set_position({name}={value!r}): expected a whole number")
+    try:
+        return tuple(operator.index(sample) for sample in samples)
+    except TypeError:
+        raise UsageError(f"guard.set_position(samples={samples!r}): expected whole numbers") from None
+
+
+def as_metrics(metrics: object) -> Mapping[str, float]:
+    """Check what `log_eval` was given."""
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"guard.log_eval(step, metrics): metrics is a dict of names to numbers, got {metrics!r}")
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(f"guard.log_eval(step, metrics): {name}={value!r} is not a number") from None
+    return metrics

@@ -1,10 +1,12 @@
 """The finite gate under `nantrap run`: a non-finite state of a guarded model never replaces a file that was there.
 
 Every function that turns objects into bytes (`SERIALISERS`) is wrapped, and its object judged before the first byte.
-Only a state of a guarded model is judged (`state_of_model`). By policy a bad state is
-refused (`strict`), saved as asked with a warning (`observe`), or written next to the file that it would replace, as
-`model.nonfinite.pt`. Where there was no file it is written as asked, since nothing is lost and the script may read it;
-the file is remembered, and is not renamed or copied over another one later.
+Only a state of a guarded model is judged: data and predictions may hold NaN. An object is a state if it holds a
+module or an optimizer, names of the model's parameters at any depth and with any prefix, or, under other names, the
+very non-finite values that are in the model now: the same memory, or NaN and Inf at the same places. By policy a bad
+state is refused (`strict`), saved as asked with a warning (`observe`), or written next to the file that it would
+replace, as `model.nonfinite.pt`. Where there was no file it is written as asked, since nothing is lost and the script
+may read it; the file is remembered, and is not renamed or copied over another one later.
 
 An open file still has its content when its state is judged (`written_files`). Bytes in memory are recognised when the
 script writes them to a file. What was not seen is counted, and the summary says so.
@@ -15,26 +17,29 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import itertools
 import os
 import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from nantrap.checkpoints.store.gate import bad_values, refuse_nonfinite
+from nantrap import finite
+from nantrap.checkpoints.store.gate import as_tensor, bad_values, refuse_nonfinite
 from nantrap.errors import NonFiniteError
 from nantrap.incident.wording import counted, some_of, typed_path
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.python_private import path_methods
 from nantrap.launch.registry import OptimizerRegistry
-from nantrap.launch.state_of_model import is_state, parts_of
+from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.written_files import SerialisedState, WrittenFile
 from nantrap.locate.hooks import without_hooks
 
@@ -441,3 +446,93 @@ def _path_of(stream: Any) -> Path:
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_size
+
+
+# ---- which objects are a state of a guarded model
+
+_MOST_PARTS = 100_000
+"""Parts of an object that are looked at, before it is known to be a state."""
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+def is_state(parts: list[Any], loops: list[ScriptLoop]) -> bool:
+    """Whether an object with these parts is a state of a guarded model."""
+    mappings = [part for part in parts if isinstance(part, Mapping)]
+    if any(isinstance(part, (nn.Module, Optimizer)) for part in parts) or any(map(_is_of_optimizer, mappings)):
+        return True
+    if mappings:
+        names = {name for loop in loops for name, _ in loop.session.protected.members.named()}
+        keys = (key for each in mappings for key in each if isinstance(key, str))
+        if any(tail in names for key in keys for tail in _tails(key)):
+            return True
+    tensors = [tensor for part in parts if (tensor := as_tensor(part)) is not None]
+    bad = [tensor for tensor in tensors if finite.any_nonfinite([tensor])]
+    return bool(bad) and _is_of_model(bad, loops)
+
+
+def _is_of_model(bad: list[Tensor], loops: list[ScriptLoop]) -> bool:
+    """Whether non-finite values are those of a model, by their memory or by their places."""
+    live = [tensor for loop in loops for tensor in _tensors_of(loop) if finite.any_nonfinite([tensor])]
+    masks = [_mask(tensor) for tensor in live]
+    alike = 0
+    for tensor in bad:
+        if any(_share(tensor, each) for each in live):
+            return True
+        mask = _mask(tensor)
+        if any(mask.shape == each.shape and torch.equal(mask, each) for each in masks):
+            alike += 1
+            if bool(mask.any()) or alike > 1:  # of values none of which is finite, one tensor says nothing
+                return True
+    return False
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """An object and everything in it: containers and attributes, but not what is inside of modules and tensors."""
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_PARTS:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        inner: Any = ()
+        if isinstance(part, Mapping):
+            inner = part.values()
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            inner = part
+        elif not isinstance(part, (nn.Module, Tensor, type, ModuleType)):
+            inner = getattr(part, "__dict__", {}).values()
+        waiting += [each for each in itertools.islice(inner, _MOST_PARTS) if not isinstance(each, _PLAIN)]
+
+
+def _is_of_optimizer(mapping: Mapping[Any, Any]) -> bool:
+    return "param_groups" in mapping and "state" in mapping
+
+
+def _tails(name: str) -> Iterator[str]:
+    """The name, then without each of its leading parts: a wrapper may have put something before it."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
+
+
+def _tensors_of(loop: ScriptLoop) -> list[Tensor]:
+    """The parameters and buffers of a model, the state of its optimizer, and all parameters as one vector."""
+    root = loop.session.protected.root
+    parameters = [each.detach() for each in loop.parameters]
+    state = [each for values in loop.optimizer.state.values() for each in values.values() if isinstance(each, Tensor)]
+    plain = [flat for each in parameters if (flat := finite.readable(each)) is not None]
+    alike = len({(each.dtype, each.device) for each in plain}) == 1
+    vector = [torch.cat([each.reshape(-1) for each in plain])] if alike else []
+    return [*parameters, *root.buffers(), *state, *vector]
+
+
+def _mask(tensor: Tensor) -> Tensor:
+    """Which values are finite."""
+    dense = finite.readable(tensor)
+    return torch.ones(0, dtype=torch.bool) if dense is None else dense.isfinite().cpu()
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and one.data_ptr() == other.data_ptr() != 0

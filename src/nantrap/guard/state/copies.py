@@ -329,8 +329,6 @@ class Anchors:
 
     def remember(self, attempt: Attempt) -> None:
         """Keep a step that can be run again, as long as the memory for batches allows it."""
-        if not self._every or not self._ring:
-            return
         self.attempts.append(attempt)
         self._attempt_bytes += attempt.nbytes
         while self.attempts and (self._attempt_bytes > _BATCH_BYTES or self.attempts[0].step < self._ring[0].step):

@@ -237,7 +237,7 @@ class Protected:
             self._sums = self._checksums()
 
     def restore_interrupted(self) -> None:
-        """The guard was interrupted before the step was judged, whose forward pass may have written NaN into buffers."""
+        """The guard was interrupted before a step was judged: its forward pass may have left NaN in buffers."""
         if self._policy.on_incident != "observe" and self.ledger.any_bad():
             self.ledger.restore_buffers()
 
