@@ -224,7 +224,8 @@ def _candidates(frame: Frame, loss: Tensor) -> Iterator[tuple[list[ast.stmt], as
         for statement in (current, *reversed(statements)):
             for call in ast.walk(statement):
                 if _is_backward(call):
-                    given = call.args[0] if call.args else call.func.value
+                    function: Any = call.func
+                    given = call.args[0] if call.args else function.value
                     until = statements[: statements.index(statement)] if statement is not current else statements
                     if isinstance(given, ast.Call) and getattr(given.func, "attr", "") == "scale" and given.args:
                         yield until, given.args[0]
