@@ -139,13 +139,14 @@ def all_programs() -> str:
 def scripts() -> str:
     """The tools that need no change of a script over every whole script."""
     heads = [head for head in _HEADS if head not in _NOT_OF_SCRIPTS]
-    rows = []
-    for result in (_of(name) for name in tools()):
-        counts = tally_of(result, _collections(scripts=True)).counts() if result else {"programs": 0}
+    rows, measured = [], []
+    for result in filter(None, map(_of, tools())):
+        counts = tally_of(result, _collections(scripts=True)).counts()
         if counts["programs"]:
             row = dict(zip(_HEADS, cells(counts), strict=True))
             rows.append([result["about"], *(row[head] for head in heads)])
-    return table(("tool", *heads), rows)
+            measured += [each for each in result["measured"] if "scripts" in each["command"]]
+    return f"{table(('tool', *heads), rows)}\n\n{settings(measured)}"
 
 
 def unseen() -> str:
