@@ -294,6 +294,40 @@ def test_a_part_of_the_model_that_a_sampler_calls(tmp_path: Path) -> None:
     assert "2 × domain_error" in done.said  # the decoder was given what the other part made
 
 
+WRITES = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 4)
+noise, made = torch.tensor([0.0, 0.2]), []
+
+class Sampler:
+    drawn = 0
+
+@torch.no_grad()
+def sample(count, path):
+    x = torch.randn(count, 4)
+    for t in (1, 0):
+        x = x - net(x) * noise[t] / noise[t].sqrt()
+    Sampler.drawn += count
+    with open(path, "a") as file:
+        file.write("x")
+    return x
+
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+net(torch.ones(2, 4)).mean().backward()
+optimizer.step()
+net.eval()
+print(sample(3, "drawn.txt").sum().item(), Sampler.drawn, open("drawn.txt").read())
+"""
+
+
+def test_a_function_that_writes_a_file_is_not_run_a_second_time(tmp_path: Path) -> None:
+    done = run(tmp_path, WRITES)
+    assert done.out == "nan 3 x\n"
+    assert "sample made it after 2 calls of the model" in done.said
+
+
 @pytest.mark.parametrize("where", OF_OWN_CODE)
 def test_what_the_program_makes_of_finite_outputs(tmp_path: Path, where: str) -> None:
     done = run(tmp_path, OWN_CODE, where, options=("--verbose",))

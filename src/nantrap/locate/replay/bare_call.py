@@ -8,6 +8,7 @@ the call can begin again where it began. A call that gave a bad value becomes a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from nantrap.locate.failure import Failure, RunFacts
 from nantrap.locate.replay.replay import autocast_like
 from nantrap.locate.replay.root_call import RootCall, detached
 from nantrap.locate.torch_private import version_of
+from nantrap.locate.twoline.guarded import Guarded
+from nantrap.locate.twoline.rewriting import NotRepeatable
 
 _MOST_OUTPUTS = 4
 _MOST_HELD = 512
@@ -147,8 +150,8 @@ def failure_of_call(
         quiet: context in which a re-run must not communicate with other ranks.
         run: what is known of the run.
     """
-    called = call.function or (root if call.module is None else call.module)
-    bound = _bound(called, call)
+    called = functools.partial(_checked, root, call.function) if call.function else call.module or root
+    bound = _bound(call.function or called, call)
     path = None if bad is None else bad.path
 
     def forward(batch: Any) -> Tensor:
@@ -183,6 +186,14 @@ def failure_of_call(
         run=run,
         during=during,
     )
+
+
+def _checked(root: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A function of the program again, without its side effects; one that has others is not run."""
+    try:
+        return Guarded(root, lambda module, args, kwargs: module(*args, **kwargs)).call(function, *args, **kwargs)
+    except NotRepeatable as reason:
+        raise RuntimeError(f"the function has side effects ({reason})") from None
 
 
 def _bound(called: Callable[..., Any], call: RootCall) -> inspect.BoundArguments | None:

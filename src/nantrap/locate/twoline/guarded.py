@@ -65,7 +65,7 @@ _IMPURE_TORCH = (
     "torch.serialization", "torch.hub", "torch.onnx", "torch.jit", "torch.multiprocessing", "torch.profiler",
 )  # fmt: skip
 _PURE_CONTEXTS = ("torch", "contextlib", "warnings", "numpy")
-_CONTEXT_DECORATORS = ("torch.utils._contextlib", "torch.amp.autocast_mode")
+_CONTEXT_DECORATORS = ("torch.utils._contextlib", "torch.amp.autocast_mode", "nantrap.launch.calls")
 _TRANSFORMS = ("torch._functorch.", "torch.func")
 _IMPURE_NAMES = frozenset(
     {"backward", "save", "load", "manual_seed", "seed", "register_hook", "register_backward_hook",
@@ -148,12 +148,24 @@ class Guarded:
     def run(self, code: types.CodeType, names: dict[str, Any]) -> dict[str, Any]:
         """Execute compiled statements with these names, and return all names afterwards."""
         names = {**names, **self._helpers()}
+        with self._running():
+            exec(code, names)
+        return names
+
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of a function of the program."""
+        with self._running():
+            return self._call(function, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """What the program keeps is as it was before the step, and afterwards as it was found."""
         try:
             for kept in self._begun:
                 self._note(kept.now())
                 kept.restore()
             with self._fresh:
-                exec(code, names)
+                yield
         finally:
             self.before[:] = filter(None, [found.before(found.now().value) for found in self._kept.values()])
             for found in self._kept.values():
@@ -163,7 +175,6 @@ class Guarded:
             for (_, name), (module, buffer) in self._buffers.items():
                 setattr(module, name, buffer)
             self._buffers.clear()
-        return names
 
     def _helpers(self) -> dict[str, Any]:
         """The checks by the names under which the rewritten code calls them."""
@@ -393,7 +404,8 @@ def _is_users(function: Any) -> TypeGuard[types.FunctionType]:
 
 
 def _is_around_users(function: types.FunctionType) -> bool:
-    """Whether this is what a context of torch's made of a function of the user's, as a decorator."""
+    """Whether this is what a context of torch's made of a function of the user's, as a decorator; `nantrap run` watches
+    what that gives."""
     made_there = function.__globals__.get("__name__") in _CONTEXT_DECORATORS
     return made_there and _is_users(getattr(function, "__wrapped__", None))
 
