@@ -156,6 +156,18 @@ def test_a_stored_result_gives_the_same_figures(tmp_path: Path, monkeypatch: pyt
     assert _without_times(results.tally_of(stored)) == _without_times(Tally(list(found.values())))
 
 
+def test_a_piece_counts_until_its_programs_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    tool, (one, two) = find_tool("plain"), find(FAILS, HEALTHY)
+    left = []
+    for commit, names in (("a", [one, two]), ("b", [one]), ("c", [two])):
+        monkeypatch.setattr(results, "commit_of", lambda _, commit=commit: commit)
+        found = {path: Answer(path.stem, tool.name, control=False) for path in names}
+        results.save(tool, found, [path.stem for path in names])
+        left.append([each["commit"] for each in results.read(tmp_path / "plain.json")["measured"]])
+    assert left == [["a"], ["a", "b"], ["b", "c"]]
+
+
 def test_a_part_of_a_stored_file_is_replaced_alone(tmp_path: Path) -> None:
     file = tmp_path / "results" / "parts.json"
     results.save_parts(file, {"one": 1, "two": 2}, "first")

@@ -2,10 +2,11 @@
 
 A file of parts (`save_parts`) keeps each part with its own setting: the costs of a step, the sets of others, and the
 files of `benchmarks`. A tool's answers on the programs have a file of their own (`save`), in which `measured` says when
-each piece was run, and a program is letters and seconds: `n` noticed, `s` right step, `p` right place as far as named,
-`f` place in full, `l` right line (`-` if the truth names none), `c` right cause, `3` among three, `v` proven, `r` a
-repair was tried, `x` a proof of a wrong cause, `y` a false sentence, `e` ended finite, `a` all steps made, `!` ended
-with an error. Programs for measuring only are stored as sums.
+each piece was run that still counts, and a program is letters, seconds and the commit at which it was run (older lines
+have none): `n` noticed, `s` right step, `p` right place as far as named, `f` place in full, `l` right line (`-` if the
+truth names none), `c` right cause, `3` among three, `v` proven, `r` a repair was tried, `x` a proof of a wrong cause,
+`y` a false sentence, `e` ended finite, `a` all steps made, `!` ended with an error. Programs for measuring only are
+stored as sums.
 """
 
 from __future__ import annotations
@@ -99,16 +100,16 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def encode(answer: Answer) -> list[Any]:
-    """An answer as letters and seconds."""
+def encode(answer: Answer, commit: str) -> list[Any]:
+    """An answer as letters, seconds and the commit."""
     letters = "".join(letter for letter, name in _FLAGS.items() if getattr(answer, name))
     letters += "-" if answer.line is None else ""
-    return [letters, None if answer.seconds is None else round(answer.seconds, 4)]
+    return [letters, None if answer.seconds is None else round(answer.seconds, 4), commit]
 
 
 def decode(tool: str, name: str, stored: list[Any]) -> Answer:
     """The answer of a stored line; what was said is not stored."""
-    letters, seconds = stored
+    letters, seconds, *_ = stored
     values: dict[str, Any] = {field: letter in letters for letter, field in _FLAGS.items()}
     values["line"] = None if "-" in letters else values["line"]
     values |= {field: ("",) if values[field] else () for field in ("false_proofs", "false_sentences")}
@@ -124,13 +125,17 @@ def save(tool: Tool, found: dict[Path, Answer], names: Iterable[str] = ()) -> Pa
     programs = {name: kept for name, kept in before.get("programs", {}).items() if name in manifest()["programs"]}
     apart = before.get("measure_only", {})
     here = {file.resolve().relative_to(ZOO).as_posix(): (file, answer) for file, answer in found.items()}
-    programs |= {name: encode(answer) for name, (file, answer) in here.items() if not is_held_back(file)}
+    command = " ".join(["python -m zoo --save --tool", tool.name, *names])
+    now = setting(packages_of(tool), command)
+    commit = now["commit"]
+    programs |= {name: encode(answer, commit) for name, (file, answer) in here.items() if not is_held_back(file)}
     for collection in {collection_of(file) for file in found if is_held_back(file)}:
         theirs = [answer for file, answer in found.items() if collection_of(file) == collection]
-        apart[collection] = Tally(theirs).counts()
-    command = " ".join(["python -m zoo --save --tool", tool.name, *names])
-    measured = [each for each in before.get("measured", []) if each["command"] != command]
-    measured.append(setting(packages_of(tool), command))
+        apart[collection] = {**Tally(theirs).counts(), "commit": commit}
+    commits = {row[2] if len(row) == 3 else None for row in programs.values()}
+    commits |= {row.get("commit") for row in apart.values()}
+    still = [each for each in before.get("measured", []) if None in commits or each.get("commit") in commits]
+    measured = [*(each for each in still if (each["command"], each.get("commit")) != (command, commit)), now]
     written = {"tool": tool.name, "about": tool.about, "measured": measured, "measure_only": apart,
                "programs": dict(sorted(programs.items()))}  # fmt: skip
     path.write_text(_as_lines(written), encoding="utf-8")

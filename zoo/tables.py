@@ -132,8 +132,11 @@ def all_programs() -> str:
         tally = tally_of(result, own)
         part = "" if len(tally.answers) == every else f" ({len(tally.answers)} of {every} programs)"
         rows.append([f"{result['about']}{part}", *cells(tally.counts())])
-    words = settings(each for result in found for each in result["measured"])
-    return f"{table(('tool', *_HEADS), rows)}\n\n{words}"
+    words = []
+    for whose, ours in (("nantrap's rows", True), ("The others", False)):
+        measured = [each for r in found if r["tool"].startswith("nantrap") == ours for each in r["measured"]]
+        words.append(f"{whose}: {settings(measured)}")
+    return "\n\n".join([table(("tool", *_HEADS), rows), *words])
 
 
 def scripts() -> str:
