@@ -21,6 +21,8 @@ from nantrap.record import read_bundle, write_bundle, write_run_info
     [
         (["--password", "hunter2"], ["--password", "[redacted]"]),
         (["--password=hunter2"], ["--password=[redacted]"]),
+        (["-pPassword12"], ["-p[redacted]"]),
+        (["-uAdmin", "-nproc", "4"], ["-u[redacted]", "-nproc", "4"]),
         (["--wandb-api-key", "abc"], ["--wandb-api-key", "[redacted]"]),
         (["--hf_token=hf_x"], ["--hf_token=[redacted]"]),
         (["+wandb.api_key=abc"], ["+wandb.api_key=[redacted]"]),

@@ -26,6 +26,7 @@ _SECRET_WORDS = frozenset((
     "credential", "credentials", "cred", "creds", "auth", "authorization", "bearer", "cookie", "key", "dsn", "webhook",
     "signature", "sig", "login", "user", "username", "email", "otp", "totp", "mfa", "license", "licence",
 ))  # fmt: skip
+_SECRET_LETTERS = ("-p", "-P", "-u", "-U", "-k", "-H", "-t")
 _NOT_SECRET = re.compile(
     r"(pad|bos|eos|unk|mask|cls|sep|image|query|value|sort|group|data|state|label|primary)_(token|key)"
 )
@@ -203,9 +204,11 @@ def without_secrets(text: str) -> str:
 def _is_option(text: str, names: Container[str] | None) -> bool:
     """Whether the text is the name of an option or a setting that is kept, and no value that is written against it."""
     if text.startswith("-") and not text.startswith("--"):
-        return _SHORT_OPTION.fullmatch(text) is not None or (
-            len(text) > 2 and all(map(_is_option_word, _parts(text[1:]))) and _NAME.fullmatch(text) is not None
-        )
+        if _SHORT_OPTION.fullmatch(text) is not None:
+            return True
+        parts = _parts(text[1:])
+        holds_value = bool(parts) and f"-{parts[0]}" in _SECRET_LETTERS  # `-pPassword12`
+        return len(text) > 2 and not holds_value and all(map(_is_option_word, parts)) and bool(_NAME.fullmatch(text))
     if _NAME.fullmatch(text) is None or _TOKENS.search(text) is not None:
         return False
     if names is None:
@@ -233,7 +236,7 @@ def _parts(text: str) -> list[str]:
 
 def _is_secret(name: str) -> bool:
     """Whether an option is named like a secret: `--wandb-api-key`, `db.password`, `-p`."""
-    if name in ("-p", "-P", "-u", "-U", "-k", "-H", "-t"):
+    if name in _SECRET_LETTERS:
         return True
     words = [word.lower() for word in _parts(name.lstrip("-+~"))]
     if _NOT_SECRET.fullmatch("_".join(words[-2:])) or (words[-1:] and words[-1] in _MEASURES):
