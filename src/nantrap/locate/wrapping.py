@@ -56,7 +56,7 @@ def is_entry(module: nn.Module) -> bool:
 
 def is_container(module: nn.Module) -> bool:
     """Whether a module only holds others: it has no `forward`, so it is never called itself."""
-    return type(module).forward is nn.Module.forward
+    return getattr(type(module), "forward", None) is nn.Module.forward  # a TorchScript module has none there
 
 
 def callable_parts(root: nn.Module) -> Iterator[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 from nantrap.finite import any_nonfinite
 from nantrap.locate.failure import Failure
 from nantrap.locate.trace import Capture, Op, Trace, earliest
+from nantrap.locate.trace.operations import ARITHMETIC
 from nantrap.locate.trace.storage import only_minus_inf
 
 SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
@@ -185,10 +187,10 @@ def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -
     one that reduced it into the loss, or the first operation that read it.
     """
     chain = trace.bad_ancestors(tensor)
-    constants = [e for e in trace.externals.values() if e.kind == "constant"]  # none: a plain number was bad
-    masks = kind == "value" and bool(constants) and all(e.mask for e in constants)
-    reductions = [op for op in chain if op.name in _REDUCTIONS] if masks else []
-    guilty = reductions or chain
+    masks = all(e.mask for e in trace.externals.values() if e.kind == "constant")
+    reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" and masks else []
+    numbers = [op for op in chain[:1] if op.name in ARITHMETIC and not all(map(math.isfinite, op.scalars))]
+    guilty = numbers or reductions or chain
     origin = guilty[0].index if guilty else None
     return Replay(trace, origin=origin, sinks=(name,), failed=True)
 

@@ -385,15 +385,16 @@ FAULTS = (
         ),
         damage="Most steps of every epoch are skipped silently.",
         answer=(
-            "No cause: the loop is as it was, and loses as many steps. The summary of `nantrap run` counts the steps "
-            "that the scaler left out and asks whether it is made anew again and again."
+            "Where the gradients are NaN and not only too large: the scale, which was set to 65,536 again. The loop is "
+            "as it was, and loses as many steps. The summary of `nantrap run` counts the steps that the scaler left "
+            "out and asks whether it is made anew again and again."
         ),
+        cause="loss_scale_misuse",
         parts={"begin_epoch": new_scaler},
         loop=True,
         notice="*made anew again and again*",
         settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
         remedies=(CAUTION,),
-        reported_by="summary",
     ),
     Fault(
         name="clip_before_unscale",
