@@ -191,7 +191,7 @@ def failure_of_call(
 def _checked(root: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A function of the program again, without its side effects; one that has others is not run."""
     try:
-        return Guarded(root, lambda module, args, kwargs: module(*args, **kwargs)).call(function, *args, **kwargs)
+        return Guarded(root).call(function, *args, **kwargs)
     except NotRepeatable as reason:
         raise RuntimeError(f"the function has side effects ({reason})") from None
 

@@ -143,6 +143,11 @@ _numpy_seen: tuple[bytes, Any] = (b"", None)
 # ---- a generator of torch's, back by as many draws as were made since
 
 _MOST_BLOCKS = 4096
+"""So many blocks of draws, 2.5 million words, are turned back at most: that takes a second."""
+_STATE_BYTES = 5056
+"""What `get_state` gives: seed, position and words, then the normal values that were kept for the next draw."""
+_KEEPS_DOUBLE, _KEEPS_FLOAT = slice(5040, 5044), 5052
+"""Where it says that one was kept. Seen in torch 2.13; a state of another size is not turned back."""
 _TOP, _REST, _TWIST = 0x80000000, 0x7FFFFFFF, 0x9908B0DF
 _SHIFTED = 397
 
@@ -155,7 +160,7 @@ class _Twister:
         self.left = self.bytes[8:12].view(np.int32)
         self.next = self.bytes[16:24].view(np.uint64)
         self.words = self.bytes[24 : 24 + 8 * _WORDS].view(np.uint64)
-        self.keeps_normal = bool(self.bytes[5040:5044].any() or self.bytes[5052])
+        self.keeps_normal = bool(self.bytes[_KEEPS_DOUBLE].any() or self.bytes[_KEEPS_FLOAT])
 
     @property
     def position(self) -> int:
@@ -171,7 +176,7 @@ def rewound(found: Tensor, later: Tensor) -> Tensor | None:
         found: the state from which something was run.
         later: the state to which that led.
     """
-    if found.numel() != later.numel() or found.device.type != "cpu" or found.numel() < 5056:
+    if found.numel() != later.numel() or found.numel() != _STATE_BYTES:
         return None  # an accelerator's
     here, there = _Twister(found), _Twister(later)
     if here.keeps_normal or there.keeps_normal:

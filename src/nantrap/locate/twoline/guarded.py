@@ -93,7 +93,7 @@ class Kept(NamedTuple):
         return self._replace(value=vars(self.owner)[self.name] if self.name else self.owner.get_state())
 
     def restore(self) -> None:
-        """Put the value back."""
+        """Restore the value."""
         if self.name:
             vars(self.owner)[self.name] = self.value
         else:
@@ -111,12 +111,16 @@ class Kept(NamedTuple):
         return self if earlier is None else self._replace(value=earlier)
 
 
+def _plain_call(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
 class Guarded:
     """Runs code of the user's again. Holds what was made during the run, and what has to be restored after it.
 
     Args:
         root: the model.
-        call_model: calls the model, or a part of it, as the step did.
+        call_model: calls the model, or a part of it, as the step did; by default with nothing but its arguments.
         restored: what the code may write, because it is restored afterwards.
         begun: what objects of the program kept when the step began, if it is not what they keep now.
     """
@@ -124,7 +128,7 @@ class Guarded:
     def __init__(
         self,
         root: nn.Module,
-        call_model: Callable[..., Any],
+        call_model: Callable[..., Any] = _plain_call,
         *,
         restored: Iterable[Tensor] = (),
         begun: Sequence[Kept] = (),

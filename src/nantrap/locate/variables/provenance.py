@@ -769,8 +769,8 @@ def made_again(link: Link, failed: Failure) -> Remade | None:
     code = compiled([guarded_tree(ast.fix_missing_locations(assigned))], link.frame.f_code)
 
     def result(batch: Any) -> Tensor:
-        call_model = _refuse if failed.during == "training" else _call
-        found = Guarded(failed.root, call_model).run(code, {**names, **batch})[_RESULT]
+        guarded = Guarded(failed.root, _refuse) if failed.during == "training" else Guarded(failed.root)
+        found = guarded.run(code, {**names, **batch})[_RESULT]
         if not isinstance(found, Tensor):
             raise NotRepeatable("a statement that gives no tensor")
         return found
@@ -815,10 +815,6 @@ def _run_again(failed: Failure, result: Callable[[Any], Tensor], batch: Any, mad
             replay = judge(trace, [Sink("the value", "value", trace.origins_of(found))])
             return Remade(again, replay) if replay.op is not None else None
     return None
-
-
-def _call(module: Any, args: Any, kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
